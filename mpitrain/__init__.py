@@ -1,0 +1,73 @@
+"""mpitrain: collective data-parallel training of TensorFlow and Keras 3 models over MPI.
+
+Importing this package loads neither MPI nor TensorFlow; each name loads what it needs when it is
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mpitrain import errors
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "World": "mpitrain.comm.world",
+    "init": "mpitrain.comm.world",
+    "DistributedOptimizer": "mpitrain.training.optimizer",
+    "DistributedGradientTape": "mpitrain.training.tape",
+    "sample_count": "mpitrain.training.exchange",
+    "broadcast_variables": "mpitrain.training.functional",
+    "verify_replicas": "mpitrain.training.functional",
+    "callbacks": "mpitrain.training.callbacks",
+    "Trainer": "mpitrain.training.trainer",
+    "shard": "mpitrain.training.functional",
+    "all_reduce": "mpitrain.collectives.operations",
+    "all_gather": "mpitrain.collectives.operations",
+    "broadcast": "mpitrain.collectives.operations",
+    "reduce_scatter": "mpitrain.collectives.operations",
+    "all_to_all": "mpitrain.collectives.operations",
+    "barrier": "mpitrain.collectives.operations",
+    "all_gather_obj": "mpitrain.collectives.operations",
+    "broadcast_obj": "mpitrain.collectives.operations",
+    "all_reduce_obj": "mpitrain.collectives.operations",
+    "reduce_scatter_obj": "mpitrain.collectives.operations",
+    "all_to_all_obj": "mpitrain.collectives.operations",
+}
+
+__all__ = ["__version__", "errors", *_HOME]
+
+if TYPE_CHECKING:
+    from mpitrain.collectives.operations import (
+        all_gather,
+        all_gather_obj,
+        all_reduce,
+        all_reduce_obj,
+        all_to_all,
+        all_to_all_obj,
+        barrier,
+        broadcast,
+        broadcast_obj,
+        reduce_scatter,
+        reduce_scatter_obj,
+    )
+    from mpitrain.comm.world import World, init
+    from mpitrain.training import callbacks
+    from mpitrain.training.exchange import sample_count
+    from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
+    from mpitrain.training.optimizer import DistributedOptimizer
+    from mpitrain.training.tape import DistributedGradientTape
+    from mpitrain.training.trainer import Trainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mpitrain' has no attribute {name!r}")
+    module = importlib.import_module(_HOME[name])
+    return module if _HOME[name].endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

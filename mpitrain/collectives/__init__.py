@@ -1,0 +1,1 @@
+"""How is one tensor reduced inside a graph?"""

@@ -1,0 +1,181 @@
+"""Collectives on tensors, eagerly and inside `tf.function`.
+
+Inside a graph each is one stateful host call; TensorFlow runs those of one graph in the order in
+which they were traced, so all ranks call them in the same order.
+Before each, ranks agree on operation, dtype and shape: a difference raises on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.collectives import host
+from mpitrain.comm.world import World, current_world
+
+
+def all_reduce(tensor: Any, op: str = "mean", *, world: World | None = None) -> tf.Tensor:
+    """Collective: reduce a tensor of equal shape and dtype over all ranks.
+
+    Args:
+        tensor: any shape; numeric or bool.
+        op: `mean`, `sum`, `min`, `max` or `product`. The mean of integers is rounded down.
+        world: the job.
+
+    Returns:
+        The same shape and dtype, the same bits on all ranks.
+
+    Raises:
+        ValueError: unknown `op`.
+        MismatchError: ranks differ in operation, shape or dtype.
+    """
+    if op not in ("mean", "sum", "min", "max", "product"):
+        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
+    group = world or current_world()
+    tensor = tf.convert_to_tensor(tensor)
+    (result,) = _call(lambda array: [host.all_reduce(group, array, op)], [tensor], [tensor.dtype])
+    result.set_shape(tensor.shape)
+    return result
+
+
+def all_gather(tensor: Any, *, world: World | None = None) -> tf.Tensor:
+    """Collective: concatenate along the first axis, in rank order.
+
+    Args:
+        tensor: (n, ...); n may differ between ranks, the rest may not. A scalar counts as (1,).
+        world: the job.
+
+    Returns:
+        (sum of n, ...).
+    """
+    group = world or current_world()
+    tensor = tf.convert_to_tensor(tensor)
+    (result,) = _call(lambda array: [host.all_gather(group, array)], [tensor], [tensor.dtype])
+    result.set_shape([None, *tensor.shape[1:]])
+    return result
+
+
+def broadcast(tensor: Any, root: int = 0, *, world: World | None = None) -> tf.Tensor:
+    """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks."""
+    group = world or current_world()
+    _check_root(root, group)
+    tensor = tf.convert_to_tensor(tensor)
+    (result,) = _call(lambda array: [host.broadcast(group, array, root)], [tensor], [tensor.dtype])
+    result.set_shape(tensor.shape)
+    return result
+
+
+def reduce_scatter(tensor: Any, op: str = "mean", *, world: World | None = None) -> tf.Tensor:
+    """Collective: reduce over ranks, and keep this rank's part of the first axis.
+
+    Args:
+        tensor: (n, ...), equal on all ranks in shape and dtype. Where n does not divide by the number of
+            ranks, earlier ranks get one row more.
+        op: as for `all_reduce`.
+        world: the job.
+    """
+    if op not in ("mean", "sum", "min", "max", "product"):
+        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
+    group = world or current_world()
+    tensor = tf.convert_to_tensor(tensor)
+    (result,) = _call(lambda array: [host.reduce_scatter(group, array, op)], [tensor], [tensor.dtype])
+    result.set_shape([None, *tensor.shape[1:]])
+    return result
+
+
+def all_to_all(tensor: Any, splits: Any = None, *, world: World | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Collective: send a run of rows to each rank.
+
+    Args:
+        tensor: (n, ...); n may differ between ranks.
+        splits: (size,) rows for each rank, adding up to n; equal parts by default.
+        world: the job.
+
+    Returns:
+        The rows received, in rank order, and (size,) int32, how many came from each rank.
+
+    Raises:
+        ValueError: `splits` does not add up.
+    """
+    group = world or current_world()
+    tensor = tf.convert_to_tensor(tensor)
+    inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
+    result, received = _call(
+        lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None)),
+        inputs,
+        [tensor.dtype, tf.int32],
+    )
+    result.set_shape([None, *tensor.shape[1:]])
+    return result, received
+
+
+def barrier(*, world: World | None = None) -> None:
+    """Collective: return once every rank has come here. Eager only."""
+    host.barrier(world or current_world())
+
+
+def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
+    """Collective: every rank's object (pickled), in rank order."""
+    group = world or current_world()
+    group.agreement.call("all_gather_obj")
+    return group.communicator.all_gather_obj(obj)
+
+
+def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any:
+    """Collective: rank `root`'s object (pickled)."""
+    group = world or current_world()
+    _check_root(root, group)
+    group.agreement.call(f"broadcast_obj from rank {root}")
+    return group.communicator.broadcast_obj(obj, root)
+
+
+def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World | None = None) -> Any:
+    """Collective: `combine` applied from rank 0 upwards to every rank's object."""
+    parts = all_gather_obj(obj, world=world)
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total
+
+
+def reduce_scatter_obj(
+    objects: Sequence[Any], combine: Callable[[Any, Any], Any], *, world: World | None = None
+) -> Any:
+    """Collective: the combination of what every rank has at this rank's place of `objects`."""
+    mine = all_to_all_obj(objects, world=world)
+    total = mine[0]
+    for part in mine[1:]:
+        total = combine(total, part)
+    return total
+
+
+def all_to_all_obj(objects: Sequence[Any], *, world: World | None = None) -> list[Any]:
+    """Collective: send `objects[i]` to rank i; what the ranks sent here, in rank order.
+
+    Raises:
+        ValueError: on every rank, when some rank did not give one object a rank.
+    """
+    group = world or current_world()
+    rows = all_gather_obj(list(objects), world=group)
+    wrong = [rank for rank, row in enumerate(rows) if len(row) != group.size]
+    if wrong:
+        raise ValueError(f"all_to_all_obj needs {group.size} objects, one a rank; ranks {wrong} gave another number")
+    return [row[group.rank] for row in rows]
+
+
+def _check_root(root: int, world: World) -> None:
+    if not 0 <= root < world.size:
+        raise ValueError(f"root must be a rank from 0 to {world.size - 1}, not {root}")
+
+
+def _call(function: Callable[..., list[Any]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[Any]:
+    """One host call, at once or as a node of the graph being traced."""
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(array) for array in function(*[np.asarray(t) for t in inputs])]
+    body = tf.autograph.experimental.do_not_convert(function)
+    with tf.device("CPU:0"):
+        outputs = tf.numpy_function(body, list(inputs), list(dtypes))
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -1,0 +1,150 @@
+"""All ranks say what they are about to do before they do it.
+
+MPI pairs collectives by order alone: ranks that call different ones, or the same with other
+counts, hang or get wrong sums (seen: Open MPI 5, one rank wrong, no error). Before each
+collective every rank therefore gathers one small header of each rank. It tells
+
+- what is called (a hash of operation, dtypes, shapes): a difference raises on every rank;
+- how many samples stand behind this rank's gradient, so that the mean can be exact;
+- which ranks have run out of data (`joining`) or reached the end of the program (`finished`):
+  they contribute zero to the updates of the others, and nobody waits for them for ever;
+- three numbers for the progress display, which travel for free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from mpitrain.comm.communicator import Communicator
+from mpitrain.errors import MismatchError, RankFinishedError
+
+JOINING, FINISHED = 0, 1
+REPORTS = 3
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the headers of one collective said.
+
+    Attributes:
+        signature: the hash all active ranks called, or None when every rank is joining or finished.
+        samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
+        reports: (size, REPORTS) float64, each rank's last reported numbers.
+        active: (size,) bool, False for ranks that are joining or finished.
+        finished: every rank is at the end of its program.
+    """
+
+    signature: int | None
+    samples: np.ndarray[tuple[int], np.dtype[np.float64]]
+    reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    active: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    finished: bool = False
+
+
+def signature_of(description: str) -> int:
+    """Local: a 62-bit hash of a description, never JOINING or FINISHED."""
+    digest = hashlib.blake2b(description.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (1 << 62) + 2
+
+
+class Agreement:
+    """Gathers headers on one communicator.
+
+    Args:
+        communicator: all ranks.
+        hosts: host name of each rank, for messages.
+    """
+
+    def __init__(self, communicator: Communicator, hosts: Sequence[str]) -> None:
+        self._communicator = communicator
+        self._hosts = tuple(hosts)
+        size = communicator.size
+        self._mine = np.zeros(2 + REPORTS, np.float64)
+        self._all = np.zeros((size, 2 + REPORTS), np.float64)
+        self._what = self._mine[:1].view(np.int64)
+        self._descriptions: dict[int, str] = {JOINING: "waiting for the others (out of data)", FINISHED: "at the end of the program"}
+        self.waiting_seconds = 0.0
+        self.report: Sequence[float] = (0.0,) * REPORTS
+
+    def call(self, description: str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
+        """Collective: agree that all ranks call `description` now.
+
+        Args:
+            description: operation and arguments that must be equal on all ranks.
+            samples: weight of this rank's contribution.
+            idle_ok: ranks out of data may take part with nothing (gradient updates).
+
+        Raises:
+            MismatchError: on every rank, when ranks call different things.
+            RankFinishedError: on every active rank, when a rank is at the end of its program.
+        """
+        signature = signature_of(description)
+        self._descriptions[signature] = description
+        agreed = self._gather(signature, samples)
+        if not idle_ok and not agreed.active.all():
+            self._raise_idle(description)
+        return agreed
+
+    def idle(self, finished: bool = False) -> Agreed:
+        """Collective: this rank has nothing to contribute; learn what the others do."""
+        return self._gather(FINISHED if finished else JOINING, 0.0)
+
+    def _gather(self, what: int, samples: float) -> Agreed:
+        self._what[0] = what
+        self._mine[1] = samples
+        self._mine[2:] = self.report
+        start = time.perf_counter()
+        self._communicator.all_gather(self._mine, self._all)
+        self.waiting_seconds += time.perf_counter() - start
+        calls = self._all[:, 0].copy().view(np.int64)
+        active = calls > FINISHED
+        called = np.unique(calls[active])
+        if len(called) > 1:
+            self._raise_mismatch(what)
+        signature = int(called[0]) if len(called) else None
+        return Agreed(signature, self._all[:, 1].copy(), self._all[:, 2:].copy(), active, bool((calls == FINISHED).all()))
+
+    def _raise_mismatch(self, what: int) -> NoReturn:
+        texts = self._communicator.all_gather_obj(self._descriptions[what])
+        groups: dict[str, list[int]] = {}
+        for rank, text in enumerate(texts):
+            groups.setdefault(text, []).append(rank)
+        lines = [f"  {self._name(ranks)}: {shorten(text, list(groups))}" for text, ranks in groups.items()]
+        raise MismatchError(
+            "ranks call different collectives at the same point:\n"
+            + "\n".join(lines)
+            + "\nAll ranks must call the same operation, with equal shapes and dtypes, in the same order."
+        )
+
+    def _raise_idle(self, description: str) -> NoReturn:
+        codes = self._all[:, 0].copy().view(np.int64)
+        idle = [rank for rank in range(len(codes)) if codes[rank] <= FINISHED]
+        others = [rank for rank in range(len(codes)) if codes[rank] > FINISHED]
+        state = self._descriptions[int(codes[idle[0]])]
+        raise RankFinishedError(
+            f"{self._name(others)} called {description}, but {self._name(idle)} will not come: {state}. "
+            "Every rank must call each collective."
+        )
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        hosts = sorted({self._hosts[rank] for rank in ranks})
+        word = "rank" if len(ranks) == 1 else "ranks"
+        return f"{word} {', '.join(map(str, ranks))} ({', '.join(hosts)})"
+
+
+def shorten(text: str, others: Sequence[str], width: int = 200) -> str:
+    """Local: `text` from the first line on that is not the same in all `others`."""
+    if len(text) <= width:
+        return text
+    mine = text.split("\n")
+    rest = [other.split("\n") for other in others if other != text]
+    for index, line in enumerate(mine):
+        if any(index >= len(other) or other[index] != line for other in rest):
+            return f"{mine[0]} ... item {index}: {line}"
+    return f"{mine[0]} ... {len(mine)} items, then nothing"

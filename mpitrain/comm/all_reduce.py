@@ -1,0 +1,164 @@
+"""All-reduce of a host buffer: MPI's own where latency counts, a pipelined ring where bandwidth does.
+
+Which ring setting is fastest differs between MPI libraries, links and numbers of hosts, so it is
+measured once, on the first buffer large enough to matter, and kept in a file for the next run.
+Bits: segment and window do not change a sum, but MPI and ring order it differently. The choice is
+a function of (size, cached choice), so runs with the same cache give the same bits; `MPITRAIN_ALL_REDUCE`
+(`mpi`, or `ring:SEGMENT_BYTES:WINDOW`) fixes it by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.comm.ring import Ring, RingSetting
+from mpitrain.errors import UsageError
+
+VARIABLE = "MPITRAIN_ALL_REDUCE"
+SMALL_BYTES = 256 << 10
+PROBE_BYTES = 8 << 20
+PROBE_SECONDS = 4.0
+CANDIDATES: tuple[RingSetting | None, ...] = (
+    RingSetting(1 << 20, 4),
+    RingSetting(256 << 10, 8),
+    RingSetting(64 << 10, 16),
+    RingSetting(1 << 20, 16),
+    RingSetting(4 << 20, 2),
+    None,
+)
+
+
+def parse(text: str) -> RingSetting | None:
+    """Local: read `mpi` (None) or `ring:SEGMENT_BYTES:WINDOW`.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    if text == "mpi":
+        return None
+    parts = text.split(":")
+    if len(parts) == 3 and parts[0] == "ring" and all(p.isdigit() and int(p) > 0 for p in parts[1:]):
+        if int(parts[1]) % 16 == 0:
+            return RingSetting(int(parts[1]), int(parts[2]))
+    raise UsageError(
+        f"{VARIABLE}={text!r} is not understood; give `mpi`, or `ring:SEGMENT_BYTES:WINDOW` "
+        "with a segment that is a multiple of 16 bytes, as in ring:1048576:4."
+    )
+
+
+class AllReduce:
+    """All-reduce on one communicator, with the choice of algorithm.
+
+    Args:
+        communicator: all ranks.
+        layout: what the choice is cached for, as one string (MPI library, ranks of each host).
+        environ: where `MPITRAIN_ALL_REDUCE` and the cache directory are looked up.
+    """
+
+    def __init__(self, communicator: Communicator, layout: str, environ: Mapping[str, str]) -> None:
+        self._communicator = communicator
+        self._ring = Ring(communicator)
+        self._layout = layout
+        self._cache = _cache_file(layout, environ)
+        self._chosen = VARIABLE in environ
+        self._setting = parse(environ[VARIABLE]) if self._chosen else None
+        self.measurements: dict[str, float] = {}
+
+    def sum(self, source: Buffer, target: Buffer, scale: float = 1.0) -> None:
+        """Collective: `target` becomes `scale` times the sum of all ranks' `source`.
+
+        Both are one-dimensional and C-contiguous, of equal dtype and size on all ranks; `source` is
+        read only and may be `target`.
+        """
+        if self._communicator.size == 1 or source.nbytes < SMALL_BYTES:
+            self._by_mpi(source, target, scale)
+            return
+        setting = self.setting()
+        if setting is None:
+            self._by_mpi(source, target, scale)
+        else:
+            self._ring.all_reduce(source, target, setting, scale)
+
+    def setting(self) -> RingSetting | None:
+        """Collective: the ring setting for large buffers, measured when it is not known yet.
+
+        None stands for MPI_Allreduce.
+        """
+        if not self._chosen:
+            known = self._communicator.broadcast_obj(self._read() if self._communicator.rank == 0 else None)
+            self._setting = parse(known) if known else self._measure()
+            self._chosen = True
+        return self._setting
+
+    def _by_mpi(self, source: Buffer, target: Buffer, scale: float) -> None:
+        if source is not target:
+            np.copyto(target, source)
+        self._communicator.all_reduce(target)
+        if scale != 1.0:
+            np.multiply(target, target.dtype.type(scale), out=target)
+
+    def _measure(self) -> RingSetting | None:
+        """Collective: time the candidates on a buffer of our own; all ranks take the same one."""
+        source = np.ones(PROBE_BYTES // 4, np.float32)
+        target = np.zeros_like(source)
+        best: dict[str, float] = {}
+        start = time.perf_counter()
+        for _ in range(3):
+            for setting in CANDIDATES:
+                self._communicator.barrier()
+                began = time.perf_counter()
+                if setting is None:
+                    self._by_mpi(source, target, 1.0)
+                else:
+                    self._ring.all_reduce(source, target, setting)
+                slowest = np.array([time.perf_counter() - began, time.perf_counter() - start])
+                self._communicator.all_reduce(slowest, "max")
+                name = describe(setting)
+                best[name] = min(best.get(name, np.inf), float(slowest[0]))
+            if slowest[1] > PROBE_SECONDS / 2:
+                break
+        self.measurements = best
+        winner = min(best, key=lambda name: best[name])
+        if self._communicator.rank == 0:
+            self._write(winner)
+        return parse(winner)
+
+    def _read(self) -> str | None:
+        try:
+            entry = json.loads(self._cache.read_text())
+            setting = str(entry["setting"]) if entry["layout"] == self._layout else None
+            if setting is not None:
+                parse(setting)
+            return setting
+        except (OSError, ValueError, KeyError, TypeError, UsageError):
+            return None
+
+    def _write(self, setting: str) -> None:
+        entry = {"layout": self._layout, "setting": setting, "seconds": self.measurements}
+        try:
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._cache.parent, delete=False) as file:
+                json.dump(entry, file, indent=1)
+            os.replace(file.name, self._cache)
+        except OSError:
+            return  # a cache that cannot be written costs the measurement again, nothing else
+
+
+def describe(setting: RingSetting | None) -> str:
+    """Local: the text `parse` reads."""
+    return "mpi" if setting is None else f"ring:{setting.segment_bytes}:{setting.window}"
+
+
+def _cache_file(layout: str, environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", tempfile.gettempdir()), ".cache")
+    name = hashlib.blake2b(layout.encode(), digest_size=8).hexdigest()
+    return Path(base) / "mpitrain" / f"all_reduce-{name}.json"

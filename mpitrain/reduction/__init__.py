@@ -1,0 +1,1 @@
+"""How do gradients become their mean?"""

@@ -1,0 +1,126 @@
+"""Which gradients travel together, and in which order. Pure: no communication, no TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BUCKET_BYTES = 16 << 20
+ALONE_BYTES = 1 << 20
+HALF_PRECISIONS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One gradient as all ranks must see it.
+
+    Attributes:
+        name: path of the variable.
+        shape: static shape.
+        dtype: name of the dtype.
+        sparse: True for `tf.IndexedSlices`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sparse: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor as it travels: half precisions are summed as float32."""
+        return self.size * itemsize(self.travel_dtype)
+
+    @property
+    def travel_dtype(self) -> str:
+        """dtype in which the tensor is summed."""
+        return "float32" if self.dtype in HALF_PRECISIONS else self.dtype
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element; for the dtypes gradients have."""
+    return {"float32": 4, "float64": 8, "complex64": 8, "complex128": 16}[dtype]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients exchanged in one call.
+
+    Attributes:
+        members: positions in the list of gradients, in the order of packing.
+        offsets: first element of each member; each starts at a multiple of 64 bytes.
+        size: elements in all, the gaps included.
+        dtype: in which the sum is taken.
+        sparse: the one member is `tf.IndexedSlices`.
+    """
+
+    members: tuple[int, ...]
+    offsets: tuple[int, ...]
+    size: int
+    dtype: str
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """All buckets of one update, in the order in which they are exchanged."""
+
+    specs: tuple[TensorSpec, ...]
+    buckets: tuple[Bucket, ...]
+    description: str
+
+
+def plan_buckets(
+    specs: Sequence[TensorSpec], bucket_bytes: int = BUCKET_BYTES, alone_bytes: int = ALONE_BYTES
+) -> BucketPlan:
+    """Group gradients for exchange.
+
+    The backward pass makes the gradients of the last layers first, so buckets are filled from the
+    last gradient to the first. A tensor of `alone_bytes` or more is a bucket of its own: it needs
+    no packing, and the ring cuts it into segments. Smaller ones are fused, one dtype a bucket, up
+    to `bucket_bytes`. A bucket stands where its last member stood, because it can start no sooner.
+
+    Args:
+        specs: gradients in order of creation of their variables.
+        bucket_bytes: most that is fused into one bucket.
+        alone_bytes: from this size on a tensor travels alone.
+    """
+    finished: list[tuple[int, Bucket]] = []
+    open_members: dict[str, list[int]] = {}
+    open_bytes: dict[str, int] = {}
+
+    def close(dtype: str) -> None:
+        members = open_members.pop(dtype)
+        open_bytes.pop(dtype)
+        finished.append((members[-1], _pack(specs, members, dtype)))
+
+    for position in reversed(range(len(specs))):
+        spec = specs[position]
+        dtype = spec.travel_dtype
+        if spec.sparse or spec.nbytes >= alone_bytes:
+            finished.append((position, Bucket((position,), (0,), spec.size, dtype, spec.sparse)))
+            continue
+        if dtype in open_members and open_bytes[dtype] + spec.nbytes > bucket_bytes:
+            close(dtype)
+        open_members.setdefault(dtype, []).append(position)
+        open_bytes[dtype] = open_bytes.get(dtype, 0) + spec.nbytes
+    for dtype in list(open_members):
+        close(dtype)
+    buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
+    lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in specs]
+    return BucketPlan(tuple(specs), buckets, "\n".join([f"update of {len(specs)} gradients", *lines]))
+
+
+def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:
+    step = 64 // itemsize(dtype)
+    offsets, end = [], 0
+    for position in members:
+        offsets.append(end)
+        end += -(-specs[position].size // step) * step
+    return Bucket(tuple(members), tuple(offsets), end, dtype)

@@ -1,0 +1,157 @@
+"""The exact mean of gradients in host memory, bucket by bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpitrain.comm.agreement import Agreed, Agreement
+from mpitrain.comm.all_reduce import AllReduce
+from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.reduction.buckets import Bucket, BucketPlan
+from mpitrain.reduction.pool import BufferPool
+from mpitrain.reduction.sparse import exchange_rows
+
+
+@dataclass
+class Statistics:
+    """Where the time of the exchange went, on this rank.
+
+    Attributes:
+        updates: gradient updates done.
+        waiting: seconds until the slowest rank had come.
+        exchange: seconds in which buckets were exchanged.
+        samples_global: samples of all ranks behind all updates.
+    """
+
+    updates: int = 0
+    waiting: float = 0.0
+    exchange: float = 0.0
+    samples_global: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """How the contributions of one update are weighted.
+
+    Attributes:
+        before: factor on this rank's own gradients before the sum; None for 1, 0 for no contribution.
+        after: factor on the sum.
+    """
+
+    before: float | None
+    after: float
+
+
+def weights_of(agreed: Agreed, rank: int) -> _Weights:
+    """Local: weights so that the sum over ranks is the mean over samples."""
+    samples = agreed.samples
+    if agreed.active.all() and (samples == samples[0]).all() and samples[0] > 0:
+        return _Weights(None, 1.0 / len(samples))
+    total = float(samples.sum())
+    return _Weights(float(samples[rank]) / total if total else 0.0, 1.0)
+
+
+class Reducer:
+    """Averages gradients over all ranks.
+
+    Args:
+        communicator: all ranks.
+        agreement: header exchange on the same communicator.
+        all_reduce: how a flat buffer is summed.
+    """
+
+    def __init__(self, communicator: Communicator, agreement: Agreement, all_reduce: AllReduce) -> None:
+        self.communicator = communicator
+        self.agreement = agreement
+        self.statistics = Statistics()
+        self.agreed: Agreed | None = None
+        self._all_reduce = all_reduce
+        self._pool = BufferPool()
+        self._weights = _Weights(None, 1.0)
+        self._pending: Agreed | None = None
+
+    def contribute_nothing(self, agreed: Agreed) -> None:
+        """Local: the next update is one of other ranks, whose header was received already."""
+        self._pending = agreed
+
+    def exchange(
+        self,
+        plan: BucketPlan,
+        index: int,
+        arrays: Sequence[Buffer],
+        samples: float,
+        synchronize: Callable[[], bool] | None = None,
+    ) -> list[Buffer]:
+        """Collective: replace bucket `index` of `plan` by its mean over all samples.
+
+        The first bucket of an update brings the header with it.
+
+        Args:
+            plan: the same on all ranks; a difference is found by the header.
+            index: of the bucket; buckets are exchanged in order.
+            arrays: the bucket's gradients, (values, indices) for a sparse one. Only read.
+            samples: this rank's samples behind the gradients, equal at all calls of one update.
+            synchronize: collective, called after the header of an update; makes replicas identical. If it
+                returns True, they were not, and the gradients of ranks other than 0, taken at other
+                weights, do not count in this update.
+
+        Returns:
+            One array for each of `arrays`, in memory that stays valid while it is referred to.
+
+        Raises:
+            MismatchError: ranks have different plans.
+        """
+        if index == 0:
+            self._begin(plan, samples, synchronize)
+        start = time.perf_counter()
+        with np.errstate(all="ignore"):
+            bucket = plan.buckets[index]
+            result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
+        self.statistics.exchange += time.perf_counter() - start
+        return result
+
+    def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None) -> None:
+        if self._pending is not None:
+            agreed, self._pending = self._pending, None
+        else:
+            agreed = self.agreement.call(plan.description, samples=samples, idle_ok=True)
+        self.agreed = agreed
+        self._weights = weights_of(agreed, self.communicator.rank)
+        if synchronize is not None and synchronize():
+            self._weights = _Weights(1.0 if self.communicator.rank == 0 else 0.0, 1.0)
+        self.statistics.updates += 1
+        self.statistics.waiting = self.agreement.waiting_seconds
+        self.statistics.samples_global += float(agreed.samples.sum())
+
+    def _dense(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:
+        before = self._weights.before
+        target = self._pool.take(bucket.size, bucket.dtype)
+        source = target
+        if len(arrays) == 1 and before is None and arrays[0].dtype == target.dtype:
+            source = arrays[0].reshape(-1)
+        elif before == 0.0:
+            target.fill(0)
+        else:
+            for array, offset in zip(arrays, bucket.offsets, strict=True):
+                part = target[offset : offset + array.size]
+                if before is None:
+                    part[:] = array.reshape(-1)
+                else:
+                    np.multiply(array.reshape(-1), target.dtype.type(before), out=part, casting="unsafe")
+        self._all_reduce.sum(source, target, self._weights.after)
+        return [
+            target[offset : offset + array.size].reshape(array.shape).astype(array.dtype, copy=False)
+            for array, offset in zip(arrays, bucket.offsets, strict=True)
+        ]
+
+    def _sparse(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:
+        values, indices = arrays
+        factor = self._weights.after if self._weights.before is None else self._weights.before
+        if factor == 0.0:
+            values, indices = values[:0], indices[:0]
+        rows = plan.specs[bucket.members[0]].shape[0]
+        return list(exchange_rows(self.communicator, self._all_reduce, values, indices, rows, factor))

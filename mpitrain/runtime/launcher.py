@@ -1,0 +1,140 @@
+"""What the launcher (mpirun, srun) says about this process, held against what MPI says.
+
+MPI is trusted for everything. The launcher's variables serve to notice that the two do not belong
+together: started by the mpirun of one MPI and loaded with the library of another, every process
+believes that it is alone, and N of them train the same model side by side without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpitrain.errors import LauncherError
+from mpitrain.runtime.topology import Topology
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher's variables say; None for what it does not tell.
+
+    Attributes:
+        name: who started this process.
+        rank: position in the job.
+        size: number of processes in the job.
+        local_rank: position on this host.
+        local_size: number of processes on this host.
+    """
+
+    name: str
+    rank: int | None
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """The variables of a launcher, and the one by which it is recognised."""
+
+    name: str
+    mark: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+# The first whose mark is set. mpirun inside a Slurm allocation hands the SLURM_* variables on, so it
+# comes first. Slurm's own PMI sets PMI_RANK too, but never MPI_LOCALRANKID. A batch script has
+# SLURM_PROCID=0 and SLURM_NTASKS=N although it was not started as one of N: only SLURM_STEP_* tells.
+_DIALECTS = (
+    _Dialect(
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Dialect(
+        "MPICH's mpirun (Hydra)",
+        "MPI_LOCALRANKID",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ),
+    _Dialect(
+        "Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""
+    ),
+    _Dialect("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "", ""),
+    _Dialect("a PMIx launcher", "PMIX_RANK", "PMIX_RANK", "", "", ""),
+)
+
+
+def detect(environ: Mapping[str, str]) -> Launcher | None:
+    """Which launcher started this process, or None when it was started without one."""
+    for dialect in _DIALECTS:
+        if _number(environ, dialect.mark) is not None:
+            return Launcher(
+                dialect.name,
+                _number(environ, dialect.rank),
+                _number(environ, dialect.size),
+                _number(environ, dialect.local_rank),
+                _number(environ, dialect.local_size) if dialect.local_size else _tasks_on_node(environ),
+            )
+    return None
+
+
+def check(launcher: Launcher | None, topology: Topology, mpi_library: str) -> None:
+    """Hold what the launcher says against what MPI says.
+
+    Local ranks are not compared: containers and MPI settings may split a host, and MPI knows.
+
+    Args:
+        launcher: from `detect`.
+        topology: this rank's place, according to MPI.
+        mpi_library: what `MPI_Get_library_version` says.
+
+    Raises:
+        LauncherError: they disagree about the number of ranks or about this one's.
+    """
+    if launcher is None:
+        return
+    library = " ".join(mpi_library.strip(" \n\x00").split("\n")[0].split(", package")[0].split())
+    size_differs = launcher.size is not None and launcher.size != topology.size
+    rank_differs = launcher.rank is not None and launcher.rank != topology.rank
+    if not size_differs and not rank_differs:
+        return
+    mixed = (
+        f"Two MPIs are mixed: start with the mpirun that belongs to {library}, or use an mpi4py that "
+        "loads the MPI of the launcher"
+    )
+    if launcher.name.startswith("Slurm"):
+        mixed += "; with srun, choose the PMI that the library speaks (srun --mpi=list shows them)"
+    if size_differs:
+        said, seen = f"{launcher.size} processes", f"{topology.size}"
+    else:
+        said, seen = f"this process as rank {launcher.rank}", f"rank {topology.rank} of {topology.size}"
+    raise LauncherError(
+        f"{launcher.name} started {said}, but the MPI in use, {library}, sees {seen} (on {topology.host}). "
+        f"{mixed}."
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _tasks_on_node(environ: Mapping[str, str]) -> int | None:
+    """Of SLURM_STEP_TASKS_PER_NODE, such as `2(x3),1`, the entry of this node."""
+    node = _number(environ, "SLURM_NODEID")
+    counts: list[int] = []
+    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        count, _, times = part.strip().removesuffix(")").partition("(x")
+        if not count.isdecimal() or not (times or "1").isdecimal():
+            return None
+        counts += [int(count)] * int(times or "1")
+    return counts[node] if node is not None and node < len(counts) else None

@@ -1,0 +1,228 @@
+"""What a Keras `fit` needs to be data-parallel, as one callback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.comm.world import World, current_world
+from mpitrain.training.compiled import split_train_step
+from mpitrain.training.exchange import Exchange, exchange_of, sample_count
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.replicas import average_statistics, describe, synchronize, verify_replicas
+
+ATTRIBUTE = "_mpitrain_hook"
+
+
+class DataParallel(keras.callbacks.Callback):
+    """Makes `fit` and `evaluate` of one model data-parallel. Stands first in the list of callbacks.
+
+    It averages the gradients (the optimizer is made a DistributedOptimizer if it is none yet),
+    weighted by the samples of each rank's batch; gives all ranks rank 0's variables before the first
+    step; lets ranks that run out of data take part in the updates of the others; puts the metrics of
+    all ranks' samples into `logs`, as sum and count, so that later callbacks decide alike on all
+    ranks; averages the statistics of batch normalization before they are used; and checks that
+    replicas are identical.
+
+    Every rank calls `fit` and `evaluate` with it, in the same order.
+
+    Args:
+        verify_replicas: check after the first step and after each epoch that is a multiple of this;
+            0 checks never.
+        world: the job; the current one by default.
+    """
+
+    def __init__(self, verify_replicas: int = 1, *, world: World | None = None) -> None:
+        super().__init__()
+        self._world = world or current_world()
+        self._exchange = exchange_of(self._world)
+        self._verify_every = verify_replicas
+        self._unverified = False
+        self._hook: _ModelHook | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Local: hook the optimizer and the model's steps, before Keras traces them."""
+        super().set_model(model)
+        if self._world.size > 1:
+            if getattr(model, "optimizer", None) is not None:
+                DistributedOptimizer(model.optimizer, world=self._world)
+            self._hook = _ModelHook.of(model, self._exchange)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Collective: all ranks start from rank 0's variables, where they exist already."""
+        if self._hook is not None:
+            # With several steps a call, a rank's first call may hold fewer updates than another's.
+            self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
+            self._hook.active = True
+            synchronize([v for v in _state(self.model) if _has_value(v)], world=self._world)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Local: metrics are this rank's own again."""
+        if self._hook is not None:
+            self._hook.active = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective, once after the first step: replicas are identical."""
+        if self._unverified:
+            self._unverified = False
+            verify_replicas(_replicated(self.model), "after the first step", world=self._world)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Collective: statistics become the same before they are used."""
+        if self._hook is not None:
+            self._hook.active = True
+            average_statistics(_statistics(self.model), world=self._world)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
+        if self._hook is None:
+            return
+        self._exchange.join()
+        if logs:
+            logs.update(_mean_logs(logs, self._world))
+        average_statistics(_statistics(self.model), world=self._world)
+        if self._verify_every and (epoch + 1) % self._verify_every == 0:
+            verify_replicas(_replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
+
+
+class _ModelHook:
+    """What is patched into one model: its training step, and how it tells its metrics.
+
+    Attributes:
+        active: a `fit` or `evaluate` with the callback is running.
+    """
+
+    def __init__(self, model: Any, exchange: Exchange) -> None:
+        self.active = False
+        self._model, self._exchange = model, exchange
+        self._depth = 0
+        self._synchronized = False
+        self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
+        self._train_step: Callable[[Any], Any] = model.train_step
+        self._test_step: Callable[[Any], Any] = model.test_step
+        optimizer_hook = hook_of(model.optimizer) if model.optimizer is not None else None
+        if model.jit_compile:
+            model.jit_compile = False
+            own_step = type(model).train_step is keras.Model.train_step
+            if own_step and optimizer_hook is not None and not optimizer_hook.accumulation_steps:
+                self._train_step = split_train_step(self._train_step, optimizer_hook)
+
+    @classmethod
+    def of(cls, model: Any, exchange: Exchange) -> _ModelHook:
+        """Local: the hook of `model`, made and patched in if it has none."""
+        if ATTRIBUTE not in model.__dict__:
+            hook = cls(model, exchange)
+            # object.__setattr__: Keras tracks what is assigned to a model; this is none of its state.
+            object.__setattr__(model, ATTRIBUTE, hook)
+            object.__setattr__(model, "train_step", hook.train_step)
+            object.__setattr__(model, "test_step", hook.test_step)
+            object.__setattr__(model, "get_metrics_result", hook.metrics_result)
+            model.train_function = model.test_function = None
+        found: _ModelHook = model.__dict__[ATTRIBUTE]
+        return found
+
+    def train_step(self, data: Any) -> Any:
+        """Collective: the model's training step, its gradients weighted by the samples of `data`."""
+        if not self._synchronized:
+            self._synchronized = True
+            _synchronize_before_trace(self._model, data, self._exchange.world)
+        first = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
+        with sample_count(tf.shape(first)[0]):
+            return self._step(self._train_step, data)
+
+    def test_step(self, data: Any) -> Any:
+        """Local: the model's own."""
+        return self._step(self._test_step, data)
+
+    def _step(self, step: Callable[[Any], Any], data: Any) -> Any:
+        self._depth += 1
+        try:
+            return step(data)
+        finally:
+            self._depth -= 1
+
+    def metrics_result(self) -> dict[str, Any]:
+        """Collective when Keras asks at the end of an epoch or evaluation; Local inside a step."""
+        if self._depth or not self.active:
+            return self._metrics_result()
+        self._exchange.join()
+        return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
+
+
+def global_metrics(
+    metrics: Sequence[Any], result: Callable[[], dict[str, Any]], world: World
+) -> dict[str, Any]:
+    """Collective: Keras metrics over the samples of all ranks.
+
+    The state of Keras metrics is made of sums and counts; those are added, and the result is
+    computed from the totals. This rank's own state is put back.
+
+    Args:
+        metrics: `keras.Metric` objects, the same on all ranks.
+        result: computes the numbers from the metrics' state.
+        world: the job.
+    """
+    variables = [variable for metric in metrics for variable in metric.variables]
+    world.agreement.call(f"metrics of {describe(variables)}")
+    own = [np.array(variable.numpy()) for variable in variables]
+    for variable, value in zip(variables, own, strict=True):
+        total = np.array(value, dtype=np.float64, order="C", ndmin=1)
+        world.communicator.all_reduce(total)
+        variable.assign(total.reshape(value.shape).astype(value.dtype))
+    numbers = {name: np.asarray(value) for name, value in result().items()}
+    for variable, value in zip(variables, own, strict=True):
+        variable.assign(value)
+    return numbers
+
+
+def _mean_logs(logs: dict[str, Any], world: World) -> dict[str, float]:
+    """Collective: numbers of `logs` averaged over ranks, where they differ: what steps return of their own."""
+    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
+    world.agreement.call(f"logs {names}")
+    own = np.array([float(logs[name]) for name in names], np.float64)
+    everyone = np.zeros((world.size, len(names)), np.float64)
+    world.communicator.all_gather(own, everyone)
+    return {
+        name: float(everyone[:, column].mean())
+        for column, name in enumerate(names)
+        if not (everyone[:, column] == own[column]).all()
+    }
+
+
+def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:
+    """Collective: build a model that has no variables yet, and give it rank 0's, before its first step runs.
+
+    Keras builds some models only while it traces the first step, where a variable has no value yet.
+    """
+    with tf.init_scope():
+        # Custom models without a usable `call` cannot be built here; their optimizers synchronize what
+        # they train at the first update.
+        with contextlib.suppress(Exception):
+            model._symbolic_build(data_batch=data)
+        synchronize([v for v in _state(model) if _has_value(v)], world=world)
+
+
+def _has_value(variable: Any) -> bool:
+    return tuple(np.shape(variable.numpy())) == tuple(variable.shape)
+
+
+def _state(model: Any) -> list[Any]:
+    """All that must be the same before the first step."""
+    found = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return list({id(v): v for v in found if id(v) not in metrics}.values())
+
+
+def _statistics(model: Any) -> list[Any]:
+    """Non-trainable floating-point weights: moments of batch normalization and the like."""
+    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def _replicated(model: Any) -> list[Any]:
+    """What the optimizer keeps identical: weights that are trained, and its own state."""
+    return [*model.trainable_variables, *model.optimizer.variables]

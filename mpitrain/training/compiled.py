@@ -1,0 +1,48 @@
+"""Training steps with XLA: forward, backward and update are compiled, the exchange stands between them.
+
+XLA cannot compile a call to the host, so a step with `jit_compile=True` is cut at the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mpitrain.training.optimizer import _Hook
+
+TrainStep = Callable[[Any], Any]
+
+
+def split_train_step(train_step: TrainStep, hook: _Hook) -> TrainStep:
+    """Local: a training step of two compiled parts with the exchange between them.
+
+    Args:
+        train_step: Keras' own `train_step`, which applies its gradients once, at the end.
+        hook: of the model's optimizer.
+    """
+    variables: list[Any] = []
+
+    @tf.function(jit_compile=True, reduce_retracing=True)
+    def forward_backward(data: Any) -> tuple[Any, list[Any]]:
+        hook.captured = []
+        try:
+            logs = train_step(data)
+            gradients, found = hook.captured[0]
+        finally:
+            hook.captured = None
+        present = [(g, v) for g, v in zip(gradients, found, strict=True) if g is not None]
+        variables[:] = [v for _, v in present]
+        return logs, [tf.convert_to_tensor(g) for g, _ in present]
+
+    @tf.function(jit_compile=True)
+    def update(means: list[Any]) -> None:
+        hook.apply_means(means, variables)
+
+    def step(data: Any) -> Any:
+        logs, gradients = forward_backward(data)
+        update(hook.prepare(gradients, variables))
+        return logs
+
+    return step

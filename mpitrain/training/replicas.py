@@ -1,0 +1,110 @@
+"""Variables that must be the same on all ranks: making them so, and checking that they are."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.comm.world import World
+from mpitrain.errors import ReplicaError
+
+
+def name_of(variable: Any) -> str:
+    """Local: the path of a Keras variable, the name of a TensorFlow one."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def describe(variables: Sequence[Any]) -> str:
+    """Local: one line a variable, for comparison across ranks."""
+    lines = [f"{name_of(v)} {np.dtype(_dtype(v)).name}{list(v.shape)}" for v in variables]
+    return "\n".join([f"{len(lines)} variables", *lines])
+
+
+def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World) -> None:
+    """Collective: every rank's variables become those of rank `root`.
+
+    Args:
+        variables: Keras or TensorFlow variables, in the same order on all ranks.
+        root: rank whose values are taken.
+        world: the job.
+
+    Raises:
+        MismatchError: ranks have different variables.
+    """
+    variables = list(variables)
+    world.agreement.call(f"broadcast_variables from rank {root} of {describe(variables)}")
+    for variable in variables:
+        value = np.array(variable.numpy(), order="C", ndmin=1)
+        world.communicator.broadcast(value, root)
+        if world.rank != root:
+            variable.assign(value.reshape(tuple(variable.shape)))
+
+
+def differing(variables: Sequence[Any], *, world: World) -> list[tuple[int, list[int]]]:
+    """Collective: positions of variables that differ between ranks, each with the ranks that differ from rank 0."""
+    variables = list(variables)
+    world.agreement.call(f"checksums of {describe(variables)}")
+    own = np.array([zlib.crc32(np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8)) for v in variables], np.int64)
+    sums = np.zeros((world.size, len(own)), np.int64)
+    world.communicator.all_gather(own, sums)
+    return [
+        (position, [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[0, position])])
+        for position in np.flatnonzero((sums != sums[0]).any(axis=0))
+    ]
+
+
+def verify_replicas(variables: Sequence[Any], when: str, *, world: World) -> None:
+    """Collective: check that variables are bit-identical on all ranks.
+
+    Args:
+        variables: in the same order on all ranks.
+        when: for the message, as in "after epoch 3".
+        world: the job.
+
+    Raises:
+        ReplicaError: on every rank, naming the first variable that differs and the ranks.
+    """
+    variables = list(variables)
+    found = differing(variables, world=world)
+    if found:
+        position, ranks = found[0]
+        places = ", ".join(f"{rank} ({world.hosts[rank]})" for rank in ranks)
+        raise ReplicaError(
+            f"{when}, {len(found)} of {len(variables)} variables differ between ranks; the first is "
+            f"{name_of(variables[position])}, where rank {places} differs from rank 0. Something changed it on some "
+            "ranks only: an assignment outside the optimizer, or a random or time dependent branch."
+        )
+
+
+def synchronize(variables: Sequence[Any], *, world: World) -> bool:
+    """Collective: make variables those of rank 0, if they are not already.
+
+    Returns:
+        True when some rank had other values.
+    """
+    variables = list(variables)
+    found = differing(variables, world=world)
+    if found:
+        broadcast_variables([variables[position] for position, _ in found], world=world)
+    return bool(found)
+
+
+def average_statistics(variables: Sequence[Any], *, world: World) -> None:
+    """Collective: the mean over ranks of non-trainable statistics, such as the moments of batch normalization.
+
+    Variables that are equal everywhere are left as they are, to the bit.
+    """
+    variables = list(variables)
+    for position, _ in differing(variables, world=world):
+        variable = variables[position]
+        value = np.array(variable.numpy(), dtype=np.float64, order="C", ndmin=1)
+        world.communicator.all_reduce(value)
+        variable.assign((value / world.size).reshape(tuple(variable.shape)).astype(_dtype(variable)))
+
+
+def _dtype(variable: Any) -> Any:
+    dtype = variable.dtype
+    return getattr(dtype, "as_numpy_dtype", None) or variable.numpy().dtype

@@ -1,0 +1,17 @@
+"""Settings of all tests, made before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+try:
+    from hypothesis import settings
+except ImportError:  # the property tests then fail by themselves; the others need it not
+    pass
+else:
+    # Derandomized: the same examples in every run, and on every rank of one.
+    settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50, database=None)
+    settings.load_profile("repeatable")

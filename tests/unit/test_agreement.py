@@ -1,0 +1,76 @@
+"""Headers: every rank learns of a difference, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpitrain.comm import simulated
+from mpitrain.comm.agreement import Agreement
+from mpitrain.errors import MismatchError, RankFinishedError
+
+
+def agreement(communicator: simulated.SimulatedCommunicator) -> Agreement:
+    return Agreement(communicator, [f"host{rank}" for rank in range(communicator.size)])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_samples_of_all_ranks(size: int) -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> list[float]:
+        own = agreement(communicator)
+        own.report = (communicator.rank, 0.0, 0.0)
+        agreed = own.call("update", samples=10.0 * communicator.rank)
+        assert agreed.reports[:, 0].tolist() == list(range(size))
+        assert agreed.active.all()
+        return agreed.samples.tolist()
+
+    assert simulated.run(size, body) == [[10.0 * rank for rank in range(size)]] * size
+
+
+def test_mismatch_raises_on_every_rank_and_names_the_difference() -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> str:
+        shape = 4 if communicator.rank == 2 else 3
+        lines = ["update of 50 gradients", *[f"layer{i}/kernel float32[3, 3]" for i in range(49)]]
+        lines[30] = f"layer29/kernel float32[3, {shape}]"
+        with pytest.raises(MismatchError) as caught:
+            agreement(communicator).call("\n".join(lines))
+        return str(caught.value)
+
+    for text in simulated.run(3, body):
+        assert "ranks 0, 1 (host0, host1): update of 50 gradients ... item 30: layer29/kernel float32[3, 3]" in text
+        assert "rank 2 (host2): update of 50 gradients ... item 30: layer29/kernel float32[3, 4]" in text
+
+
+def test_idle_ranks_take_part_where_allowed() -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> tuple[list[bool], list[float]]:
+        own = agreement(communicator)
+        if communicator.rank == 1:
+            agreed = own.idle()
+        else:
+            agreed = own.call("update", samples=5.0, idle_ok=True)
+        assert agreed.signature is not None
+        return agreed.active.tolist(), agreed.samples.tolist()
+
+    assert simulated.run(3, body) == [([True, False, True], [5.0, 0.0, 5.0])] * 3
+
+
+def test_a_finished_rank_is_named_to_those_who_wait() -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> str:
+        if communicator.rank == 1:
+            agreement(communicator).idle(finished=True)
+            return ""
+        with pytest.raises(RankFinishedError) as caught:
+            agreement(communicator).call("barrier")
+        return str(caught.value)
+
+    text = simulated.run(2, body)[0]
+    assert "rank 0 (host0) called barrier, but rank 1 (host1) will not come" in text
+
+
+def test_all_idle_and_all_finished_are_told_apart() -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> tuple[object, bool, bool]:
+        own = agreement(communicator)
+        mixed = own.idle(finished=communicator.rank == 0)
+        ended = own.idle(finished=True)
+        return mixed.signature, mixed.finished, ended.finished
+
+    assert simulated.run(2, body) == [(None, False, True)] * 2

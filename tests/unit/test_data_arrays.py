@@ -1,0 +1,226 @@
+"""`.npz` and `.csv` files and the bundled digits: what is read, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpitrain.data.load import load
+from mpitrain.data.source import DataSource
+from mpitrain.errors import DataError
+
+X = np.arange(60, dtype=np.float32).reshape(20, 3)
+Y = np.arange(20) % 4
+
+
+def read(spec: Path | str, rank: int = 0, size: int = 1, **options: Any) -> DataSource:
+    options = {"validation_split": 0.0, "seed": 0, **options}
+    return load(str(spec), rank=rank, size=size, **options)
+
+
+def refused(spec: Path | str, **options: Any) -> str:
+    """The sentence that a bad input gets."""
+    with pytest.raises(DataError) as caught:
+        read(spec, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ": " in message or "," in message
+    return message
+
+
+def elements(dataset: tf.data.Dataset) -> list[tuple[Any, Any]]:
+    return list(dataset.as_numpy_iterator())
+
+
+def saved(path: Path, **arrays: Any) -> Path:
+    file = path / "data.npz"
+    np.savez(file, **arrays)
+    return file
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_every_sample_once_an_epoch_on_any_number_of_ranks(tmp_path: Path, size: int) -> None:
+    file = saved(tmp_path, x=X, y=Y)
+    sources = [read(file, rank, size, validation_split=0.25, seed=2) for rank in range(size)]
+    held: set[float] = set()
+    for part in ("validation", "train", "train"):
+        found = [x[0] for source in sources for x, _ in elements(getattr(source, part))]
+        assert len(found) == len(set(found)) == (5 if part == "validation" else 15)
+        if part == "validation":
+            held = set(found)
+        else:
+            assert set(found) == set(X[:, 0]) - held
+    assert {(source.train_count, source.validation_count) for source in sources} == {(15, 5)}
+
+
+def test_samples_keep_their_labels(tmp_path: Path) -> None:
+    source = read(saved(tmp_path, x=X, y=Y))
+    assert all(y == Y[int(x[0]) // 3] for x, y in elements(source.train))
+    x, y = source.train.element_spec
+    assert (x.dtype, y.dtype, source.input_shape, source.label_shape) == (tf.float32, tf.int64, (3,), ())
+    assert (source.num_classes, source.test, source.validation) == (4, None, None)
+
+
+def test_bytes_become_images_between_0_and_1(tmp_path: Path) -> None:
+    images = np.full((4, 5, 6), 255, np.uint8)
+    source = read(saved(tmp_path, x_train=images, y_train=[0, 1, 0, 1], x_test=images, y_test=[1, 1, 1, 1]))
+    x, _ = elements(source.train)[0]
+    assert x.shape == (5, 6, 1)
+    assert x.dtype == np.float32
+    assert x.max() == 1.0
+    assert source.test is not None
+    assert source.test_count == len(elements(source.test)) == 4
+
+
+def test_other_names_do_where_the_label_is_plain(tmp_path: Path) -> None:
+    assert read(saved(tmp_path, answers=Y, images=X)).num_classes == 4
+    assert read(saved(tmp_path, a=np.ones(20, np.float32), b=Y)).num_classes == 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "shape"),
+    [
+        (np.eye(4)[Y], 4, ()),
+        (Y[:, None], 4, ()),
+        (Y.astype(float), 4, ()),
+        (np.zeros(20, int), 1, ()),
+        (Y / 3, None, ()),
+        (np.stack([Y / 3, Y / 5], 1), None, (2,)),
+    ],
+)
+def test_kinds_of_labels(tmp_path: Path, labels: Any, classes: int | None, shape: tuple[int, ...]) -> None:
+    source = read(saved(tmp_path, x=X, y=labels))
+    assert (source.num_classes, source.label_shape) == (classes, shape)
+    assert source.train.element_spec[1].dtype == (tf.float32 if classes is None else tf.int64)
+
+
+def test_the_user_says_what_the_labels_are(tmp_path: Path) -> None:
+    file = saved(tmp_path, x=X, y=Y)
+    assert read(file, task="regression").num_classes is None
+    assert read(file, num_classes=9).num_classes == 9
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"x": X, "y": Y - 1}, {}, "sample 0 is -1"),
+        ({"x": X, "y": Y + 90}, {}, "labels go up to 93"),
+        ({"x": X, "y": Y}, {"num_classes": 3}, "sample 3 is 3, but there are 3 classes"),
+        ({"x": X, "y": Y / 2}, {"task": "classification"}, "sample 1 is 0.5"),
+        ({"x": X, "y": Y / 2}, {"num_classes": 4}, "sample 1 is 0.5"),
+        ({"x": X, "y": np.where(Y == 2, np.nan, Y)}, {}, "label of sample 2 is not a finite number"),
+        ({"x": np.where(X == 9, np.nan, X), "y": Y}, {}, "sample 3 has values that are not finite"),
+        ({"x": X, "y": Y[:-1]}, {}, "20 samples, but y has 19 labels"),
+        ({"x": X, "y": 3}, {}, "y has 0 labels"),
+        ({"x": np.array(["a"] * 20), "y": Y}, {}, "not numbers"),
+        ({"x": X, "y": np.array(["cat"] * 20)}, {}, "not numbers"),
+        ({"x": X, "y": np.zeros((20, 2, 2))}, {}, "shape"),
+        ({"x": X[:0], "y": Y[:0]}, {}, "no samples"),
+        ({"x": X[:2], "y": Y[:2]}, {"size": 3}, "2 training samples are too few for 3 ranks"),
+        ({"x": X, "y": Y}, {"size": 12, "validation_split": 0.5}, "10 training samples are too few"),
+        ({"x": X, "y": Y}, {"validation_split": 1.5}, "validation split is 1.5"),
+        ({"images": X}, {}, "name its arrays x and y"),
+        ({"a": X, "b": X}, {}, "name its arrays x and y"),
+        ({"x": np.array([[1], [1, 2]], dtype=object), "y": [0, 1]}, {}, "never unpickled"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, {}, "make them equal"),
+        ({"x_train": X, "y_train": Y, "x_test": X, "y_test": Y + 1}, {}, "but there are 4 classes"),
+    ],
+)
+def test_npz_refused(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    assert message in refused(saved(tmp_path, **arrays), **options)
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:200], lambda data: b"x" * 50])
+def test_damaged_npz_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    file = saved(tmp_path, x=X, y=Y)
+    file.write_bytes(damage(file.read_bytes()))
+    assert "save it again" in refused(file)
+
+
+def test_npz_with_a_damaged_member_refused(tmp_path: Path) -> None:
+    file = saved(tmp_path, x=X, y=Y)
+    data = bytearray(file.read_bytes())
+    data[200] ^= 0xFF
+    file.write_bytes(data)
+    assert "save it again" in refused(file)
+
+
+def test_npy_under_another_name_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    assert "single array" in refused((tmp_path / "a.npy").rename(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("spec", ["nowhere.npz", "nowhere/*.tfrecord", "nothing"])
+def test_missing_data_refused(tmp_path: Path, spec: str) -> None:
+    assert "do not exist" in refused(tmp_path / spec)
+
+
+def test_unknown_kind_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("words")
+    assert "no kind that can be read" in refused(tmp_path / "notes.txt")
+
+
+def table(path: Path, text: str) -> Path:
+    file = path / "data.csv"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "x", "y"),
+    [
+        ("a,b,kind\n1,2,0\n3,4,1\n", 2, {(1, 2), (3, 4)}, {0, 1}),
+        ("a,label,b\n1,0,2\n3,1,4\n", 2, {(1, 2), (3, 4)}, {0, 1}),
+        ("Target;a\n0.5;2\n1.5;4\n", None, {(2,), (4,)}, {0.5, 1.5}),
+        ("\ufeffa,y\r\n1,1\r\n\r\n2,0\r\n", 2, {(1,), (2,)}, {0, 1}),
+    ],
+)
+def test_csv(tmp_path: Path, text: str, classes: int | None, x: set[Any], y: set[float]) -> None:
+    source = read(table(tmp_path, text))
+    found = elements(source.train)
+    assert source.num_classes == classes
+    assert {tuple(values) for values, _ in found} == x
+    assert {float(label) for _, label in found} == y
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("1,2,0\n3,4,1\n", "has no header"),
+        ("a,b,y\n", "no rows"),
+        ("y\n1\n", "one column"),
+        ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header 3"),
+        ("a,b,y\n1,two,0\n", "line 2, column b: 'two' is not a number"),
+        ("a,b,y\n1,,0\n", "line 2, column b: '' is not a number"),
+        ("a,b,y\n1,nan,0\n", "sample 0 has values that are not finite"),
+        ("a,b,label\n1,2,0.5\n", "sample 0 is 0.5"),
+        ("a,b,y\n1,2,-1\n", "sample 0 is -1"),
+    ],
+)
+def test_csv_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(table(tmp_path, text))
+
+
+def test_csv_of_bytes_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
+    assert "cannot be read as csv" in refused(tmp_path / "data.csv")
+
+
+def test_digits_hold_out_the_same_fifth_for_every_seed() -> None:
+    one, two = (read("digits", seed=seed, validation_split=0.1) for seed in (1, 2))
+    assert (one.train_count, one.validation_count, one.test_count) == (1293, 144, 360)
+    assert (one.num_classes, one.input_shape) == (10, (8, 8, 1))
+    assert one.test is not None
+    assert two.test is not None
+    tests = [elements(source.test) for source in (one, two) if source.test is not None]
+    assert all(np.array_equal(a, b) and k == m for (a, k), (b, m) in zip(*tests, strict=True))
+    assert np.bincount([y for _, y in tests[0]]).min() >= 34
+    x, _ = elements(one.train)[0]
+    assert x.dtype == np.float32
+    assert 0 <= x.min() < x.max() <= 1

@@ -1,0 +1,215 @@
+"""The shape of the package: which module may import which, and how long things are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
+# From top to bottom. Imports point down only; those in one row know nothing of each other.
+LAYERS = (
+    ("cli",),
+    ("bench",),
+    ("horovod",),
+    ("training",),
+    ("observe", "planning"),
+    ("strategies",),
+    ("data",),
+    ("reduction",),
+    ("collectives",),
+    ("comm",),
+    ("runtime",),
+    ("config", "events"),
+    ("errors",),
+)
+DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}
+LIGHT = ("cli", "comm", "planning")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 80
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def part(path: Path) -> str:
+    """The folder of the package a module is in, or its own name at the top."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(node: ast.AST, path: Path) -> list[str]:
+    """The absolute names an import statement asks for; none for other nodes."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = node.module or ""
+    if node.level:
+        here = ("mpitrain", *path.relative_to(PACKAGE).parts[:-1])
+        base = ".".join([*here[: len(here) - node.level + 1], *([node.module] if node.module else [])])
+    return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def all_imports(path: Path) -> list[tuple[int, str]]:
+    """Line and name of every import of a module, those in functions too."""
+    tree = ast.parse(path.read_text())
+    return [(node.lineno, name) for node in ast.walk(tree) for name in imported(node, path)]  # type: ignore[attr-defined]
+
+
+def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when the module is imported: not function bodies, nor `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from at_module_level(child)
+
+
+def breach(path: Path, name: str) -> str | None:
+    """Why the module must not import that name, or None."""
+    names = name.split(".")
+    here = part(path)
+    if names[0] == "mpi4py" and here != "comm":
+        return "mpi4py is imported in comm/ only"
+    if names[0] == "matplotlib" and path.relative_to(PACKAGE).with_suffix("").parts[:2] != (
+        "observe",
+        "plots",
+    ):
+        return "matplotlib is imported in observe/plots only"
+    if names[0] != "mpitrain" or here in ("__init__", "__main__"):
+        return None
+    there = names[1] if len(names) > 1 else ""
+    if there == here and here in DEPTH:
+        return None
+    if there not in DEPTH:
+        return f"'{there or 'mpitrain'}' is no layer below {here}"
+    return None if DEPTH[there] > DEPTH[here] else f"imports point down only: {there} is not below {here}"
+
+
+def functions(path: Path) -> list[Function]:
+    """Every function and method of a module."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function)]
+
+
+def undocumented(body: list[ast.stmt]) -> Iterator[str]:
+    """Public functions and classes without a docstring; methods too, unless a base class has them."""
+    for node in body:
+        if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        marks = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
+        if ast.get_docstring(node) is None and not any(mark in marks for mark in ("overload", "setter")):
+            yield f"{node.name} (line {node.lineno})"
+        if isinstance(node, ast.ClassDef) and all(ast.unparse(base) == "Protocol" for base in node.bases):
+            yield from undocumented(node.body)
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    finished = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=PACKAGE.parent
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
+def test_every_part_has_its_layer() -> None:
+    assert {part(path) for path in MODULES} - {"__init__", "__main__"} <= set(DEPTH)
+
+
+@each_module
+def test_imports_point_down(path: Path) -> None:
+    found = [(line, name, breach(path, name)) for line, name in all_imports(path)]
+    assert [f"{path}:{line}: import of {name}: {why}" for line, name, why in found if why] == []
+
+
+@each_module
+def test_light_parts_name_no_tensorflow_at_the_top(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = [name for node in at_module_level(tree) for name in imported(node, path)]
+    heavy = [name for name in names if name.split(".")[0] in ("tensorflow", "keras")]
+    assert part(path) not in LIGHT or heavy == []
+
+
+@each_module
+def test_sizes(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_MODULE_LINES
+    long = [node.name for node in functions(path) if node.end_lineno - node.lineno >= MAX_FUNCTION_LINES]  # type: ignore[operator]
+    assert long == []
+
+
+@each_module
+def test_docstrings(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{path} does not say what it is for"
+    assert list(undocumented(tree.body)) == []
+
+
+def test_import_of_the_package_is_light() -> None:
+    code = (
+        "import sys, mpitrain; print([m for m in ('mpi4py.MPI', 'tensorflow', 'keras') if m in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_parts_load_no_tensorflow(name: str) -> None:
+    paths = [path.relative_to(PACKAGE.parent).with_suffix("") for path in MODULES if part(path) == name]
+    modules = [".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"]
+    code = (
+        "import importlib, sys, mpi4py\n"
+        "mpi4py.rc.initialize = False\n"
+        f"for name in {modules}: importlib.import_module(name)\n"
+        "print([m for m in ('tensorflow', 'keras') if m in sys.modules])"
+    )
+    assert run(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "allowed"),
+    [
+        ("comm/mpi.py", "from mpi4py import MPI", True),
+        ("runtime/gpus.py", "from mpi4py import MPI", False),
+        ("comm/world.py", "from mpitrain.runtime import topology", True),
+        ("comm/world.py", "from mpitrain import errors", True),
+        ("comm/world.py", "from .mpi import Mpi", True),
+        ("runtime/topology.py", "from ..comm import mpi", False),
+        ("runtime/topology.py", "import mpitrain.comm.mpi", False),
+        ("runtime/topology.py", "from mpitrain import __version__", False),
+        ("observe/metrics.py", "from mpitrain.planning import model", False),
+        ("errors.py", "from mpitrain import config", False),
+        ("observe/plots.py", "import matplotlib.pyplot", True),
+        ("observe/metrics.py", "import matplotlib", False),
+        ("__init__.py", "from mpitrain.training import optimizer", True),
+    ],
+)
+def test_the_rules_themselves(module: str, statement: str, allowed: bool) -> None:
+    path = PACKAGE / module
+    reasons = [breach(path, name) for node in ast.walk(ast.parse(statement)) for name in imported(node, path)]
+    assert (set(reasons) == {None}) == allowed
+
+
+def test_the_rules_see_what_runs_at_import() -> None:
+    tree = ast.parse(
+        "if TYPE_CHECKING:\n    import a\n"
+        "try:\n    import b\nexcept ImportError:\n    pass\n"
+        "def f():\n    import c\n"
+    )
+    assert [name for node in at_module_level(tree) for name in imported(node, PACKAGE / "x.py")] == ["b"]
+
+
+def test_the_rules_see_missing_docstrings() -> None:
+    tree = ast.parse(
+        "def f(): pass\ndef _f(): pass\n"
+        "class C:\n  'doc'\n  def m(self): pass\n"
+        "class D(C):\n  'doc'\n  def m(self): pass\n"
+    )
+    assert list(undocumented(tree.body)) == ["f (line 1)", "m (line 5)"]
