@@ -37,7 +37,31 @@ _HOME = {
     "all_to_all_obj": "mpitrain.collectives.operations",
 }
 
-__all__ = ["__version__", "errors", *_HOME]
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Trainer",
+    "World",
+    "__version__",
+    "all_gather",
+    "all_gather_obj",
+    "all_reduce",
+    "all_reduce_obj",
+    "all_to_all",
+    "all_to_all_obj",
+    "barrier",
+    "broadcast",
+    "broadcast_obj",
+    "broadcast_variables",
+    "callbacks",
+    "errors",
+    "init",
+    "reduce_scatter",
+    "reduce_scatter_obj",
+    "sample_count",
+    "shard",
+    "verify_replicas",
+]
 
 if TYPE_CHECKING:
     from mpitrain.collectives.operations import (

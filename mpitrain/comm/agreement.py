@@ -68,7 +68,10 @@ class Agreement:
         self._mine = np.zeros(2 + REPORTS, np.float64)
         self._all = np.zeros((size, 2 + REPORTS), np.float64)
         self._what = self._mine[:1].view(np.int64)
-        self._descriptions: dict[int, str] = {JOINING: "waiting for the others (out of data)", FINISHED: "at the end of the program"}
+        self._descriptions: dict[int, str] = {
+            JOINING: "waiting for the others (out of data)",
+            FINISHED: "at the end of the program",
+        }
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
 
@@ -108,7 +111,9 @@ class Agreement:
         if len(called) > 1:
             self._raise_mismatch(what)
         signature = int(called[0]) if len(called) else None
-        return Agreed(signature, self._all[:, 1].copy(), self._all[:, 2:].copy(), active, bool((calls == FINISHED).all()))
+        return Agreed(
+            signature, self._all[:, 1].copy(), self._all[:, 2:].copy(), active, bool((calls == FINISHED).all())
+        )
 
     def _raise_mismatch(self, what: int) -> NoReturn:
         texts = self._communicator.all_gather_obj(self._descriptions[what])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -46,9 +45,10 @@ def parse(text: str) -> RingSetting | None:
     if text == "mpi":
         return None
     parts = text.split(":")
-    if len(parts) == 3 and parts[0] == "ring" and all(p.isdigit() and int(p) > 0 for p in parts[1:]):
-        if int(parts[1]) % 16 == 0:
-            return RingSetting(int(parts[1]), int(parts[2]))
+    if len(parts) == 3 and parts[0] == "ring" and parts[1].isdigit() and parts[2].isdigit():
+        segment_bytes, window = int(parts[1]), int(parts[2])
+        if segment_bytes > 0 and segment_bytes % 16 == 0 and window > 0:
+            return RingSetting(segment_bytes, window)
     raise UsageError(
         f"{VARIABLE}={text!r} is not understood; give `mpi`, or `ring:SEGMENT_BYTES:WINDOW` "
         "with a segment that is a multiple of 16 bytes, as in ring:1048576:4."
@@ -148,7 +148,7 @@ class AllReduce:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._cache.parent, delete=False) as file:
                 json.dump(entry, file, indent=1)
-            os.replace(file.name, self._cache)
+            Path(file.name).replace(self._cache)
         except OSError:
             return  # a cache that cannot be written costs the measurement again, nothing else
 
@@ -159,6 +159,6 @@ def describe(setting: RingSetting | None) -> str:
 
 
 def _cache_file(layout: str, environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", tempfile.gettempdir()), ".cache")
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", tempfile.gettempdir())) / ".cache"
     name = hashlib.blake2b(layout.encode(), digest_size=8).hexdigest()
     return Path(base) / "mpitrain" / f"all_reduce-{name}.json"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.runtime.launcher import Launcher, check_library
 from mpitrain.runtime.topology import Topology, topology
 
 SPIN_TESTS = 64
@@ -47,19 +49,31 @@ class MpiCommunicator:
     """All ranks of the job, on a duplicate of `COMM_WORLD`: the user's own messages never meet ours.
 
     Args:
-        crowded: ranks of this host outnumber its cores. Every wait then polls politely; else small
-            reductions use MPI's blocking calls, which answer sooner.
+        launcher: what started the job, as far as it tells.
+
+    Raises:
+        LauncherError: the MPI library in use cannot be started by this launcher.
     """
 
-    def __init__(self, crowded: bool = False) -> None:
+    def __init__(self, launcher: Launcher | None = None) -> None:
+        import mpi4py
+
+        if "mpi4py.MPI" not in sys.modules:
+            # Of two mixed MPIs, MPI_Init may end the process before anything can be said.
+            mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
         from mpi4py import MPI
 
+        self.library: str = MPI.Get_library_version().split("\n")[0].split(", package")[0].strip(" \x00")
+        check_library(launcher, MPI.Get_library_version())
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self._mpi = MPI
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
-        self.library: str = MPI.Get_library_version().split("\n")[0].split(", package")[0].strip(" \x00")
-        self.crowded = crowded
+        # Ranks of this host outnumber its cores: every wait then polls politely, else small
+        # reductions use MPI's blocking calls, which answer sooner.
+        self.crowded = False
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
 
     def topology(self) -> Topology:
@@ -138,4 +152,3 @@ class MpiCommunicator:
 
 def _bytes(buffer: Buffer) -> Buffer:
     return buffer.reshape(-1).view(np.uint8)
-

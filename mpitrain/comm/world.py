@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from mpitrain.comm import failures
 from mpitrain.comm.agreement import Agreement
@@ -16,10 +16,13 @@ from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.errors import TooLateError, UsageError
 from mpitrain.runtime import devices as device_rules
-from mpitrain.runtime import gpus, launcher, threads
+from mpitrain.runtime import gpus, launcher
+from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
+
+Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
@@ -117,9 +120,9 @@ def init(
         TooLateError: a setting was given, but TensorFlow has started already.
     """
     asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
-    if asked and tensorflow_started():
+    if asked and gpus.devices_fixed():
         raise TooLateError(
-            "mpitrain.init(device=..., gpu_memory=..., share_gpus=..., threads=...) came after TensorFlow had looked at "
+            "mpitrain.init(device=..., gpu_memory=..., share_gpus=..., threads=...) came after TensorFlow looked at "
             "the machine; call it before the first tensor is made, at the top of the script."
         )
     if _current:
@@ -129,12 +132,14 @@ def init(
     environ = os.environ
     communicator, topology = _connect(environ)
     failures.install(communicator, topology)
-    plan = device_rules.assign(device_rules.visible(environ, gpus.detect()), topology, device, share_gpus, gpu_memory)
-    pools = _threads(communicator, topology, threads)
-    if not tensorflow_started():
-        environ.update({**plan.environment, **pools.environment})
-        if not verbose:
-            environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not verbose:
+        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    plan = _devices(communicator, topology, device, share_gpus, gpu_memory)
+    intra, inter = threads or (None, None)
+    pools = thread_rules.plan(
+        _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
+    )
+    environ.update(pools.environment)
     per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
     layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
     world = World(
@@ -155,21 +160,14 @@ def current_world() -> World:
     return _current[0] if _current else init()
 
 
-def tensorflow_started() -> bool:
-    """Local: whether TensorFlow has fixed its devices and thread pools."""
-    module: Any = sys.modules.get("tensorflow.python.eager.context")
-    context = getattr(module, "_context", None)
-    return context is not None and bool(getattr(context, "_initialized", False))
-
-
-def _connect(environ: MutableMapping[str, str]) -> tuple[Communicator, Topology]:
+def _connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
     found = launcher.detect(environ)
     if found is None and "mpi4py.MPI" not in sys.modules:
         return LocalCommunicator(), Topology.single(os.uname().nodename)
-    try:
-        from mpitrain.comm.mpi import MpiCommunicator
+    from mpitrain.comm.mpi import MpiCommunicator
 
-        communicator = MpiCommunicator()
+    try:
+        communicator = MpiCommunicator(found)
     except (ImportError, RuntimeError) as error:
         raise UsageError(
             f"started by {found.name if found else 'MPI'}, but MPI cannot be loaded: {error}. Install the MPI that "
@@ -178,22 +176,25 @@ def _connect(environ: MutableMapping[str, str]) -> tuple[Communicator, Topology]
     topology = communicator.topology()
     if found is not None:
         launcher.check(found, topology, communicator.library)
-    communicator.crowded = topology.local_size > len(os.sched_getaffinity(0) | _host_cores(communicator, topology))
+    cores = _on_this_host(communicator, topology, thread_rules.available_cores())
+    communicator.crowded = topology.local_size > len(frozenset().union(*cores))
     return communicator, topology
 
 
-def _host_cores(communicator: Communicator, topology: Topology) -> frozenset[int]:
-    """Collective: cores that ranks of this host may use."""
-    return frozenset().union(*_affinities(communicator, topology))
+def _devices(
+    communicator: Communicator, topology: Topology, device: str, share: bool, memory: str | None
+) -> DevicePlan:
+    """Collective: choose this rank's accelerator, and let TensorFlow see no other."""
+    visible = device_rules.visible(os.environ, gpus.detect())
+    neighbours = _on_this_host(communicator, topology, visible)
+    plan = device_rules.assign(visible, topology, device, share, memory, neighbours)
+    gpus.select(plan)
+    if plan.device is not None or (plan.hide and visible.devices):
+        gpus.limit_memory(plan)
+    return plan
 
 
-def _affinities(communicator: Communicator, topology: Topology) -> list[frozenset[int]]:
-    everyone = communicator.all_gather_obj(frozenset(os.sched_getaffinity(0)))
-    return [cores for cores, node in zip(everyone, topology.nodes, strict=True) if node == topology.node_rank]
-
-
-def _threads(
-    communicator: Communicator, topology: Topology, asked: tuple[int | None, int | None] | None
-) -> ThreadPlan:
-    intra, inter = asked or (None, None)
-    return threads.plan(_affinities(communicator, topology), topology.local_rank, intra, inter)
+def _on_this_host(communicator: Communicator, topology: Topology, own: Item) -> list[Item]:
+    """Collective: what each rank of this host has, by local rank."""
+    everyone = communicator.all_gather_obj(own)
+    return [item for item, node in zip(everyone, topology.nodes, strict=True) if node == topology.node_rank]

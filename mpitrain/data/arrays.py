@@ -15,6 +15,7 @@ from mpitrain.data.source import DataSource, Samples, Share, assemble
 from mpitrain.errors import DataError
 
 Array = NDArray[Any]
+BLOCK = 64
 NAMES = "x and y, or x_train, y_train (and x_test, y_test)"
 
 
@@ -23,12 +24,13 @@ def array_samples(x: Array, y: Array) -> Samples:
     with tf.device("CPU:0"):
         inputs, labels = tf.constant(x), tf.constant(y)
 
-    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        value = tf.gather(inputs, index)
-        value = tf.cast(value, tf.float32) / 255.0 if value.dtype == tf.uint8 else value
-        return value, tf.gather(labels, index)
+    def fetch(positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values = tf.gather(inputs, positions)
+        values = tf.cast(values, tf.float32) / 255.0 if values.dtype == tf.uint8 else values
+        return values, tf.gather(labels, positions)
 
-    return Samples(len(x), lambda positions: positions.map(fetch))
+    # In blocks, because a call of `fetch` costs much more than a row does.
+    return Samples(len(x), lambda positions: positions.batch(BLOCK).map(fetch).unbatch())
 
 
 def as_inputs(values: Array, name: str) -> Array:
@@ -38,9 +40,7 @@ def as_inputs(values: Array, name: str) -> Array:
         DataError: inputs are no numbers or not finite.
     """
     if values.dtype.kind not in "buif":
-        raise DataError(
-            f"{name}: samples are of type {values.dtype}, not numbers: save them as uint8 or float32"
-        )
+        raise DataError(f"{name}: samples are of type {values.dtype}, not numbers: save them as uint8 or float32")
     if values.ndim == 0:
         raise DataError(f"{name}: the samples are a single number: the first axis must count the samples")
     if values.ndim == 1:
@@ -48,9 +48,9 @@ def as_inputs(values: Array, name: str) -> Array:
     if values.dtype != np.uint8:
         values = values.astype(np.float32)
         for first in range(0, len(values), 1024):
-            finite = np.isfinite(
-                values[first : first + 1024].reshape(len(values[first : first + 1024]), -1)
-            ).all(axis=1)
+            finite = np.isfinite(values[first : first + 1024].reshape(len(values[first : first + 1024]), -1)).all(
+                axis=1
+            )
             if not finite.all():
                 raise DataError(
                     f"{name}: sample {first + int(np.argmin(finite))} has values that are not finite (NaN, "
@@ -99,9 +99,7 @@ def _read(path: Path) -> dict[str, Array]:
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, Mapping):
-            raise DataError(
-                f"{path} holds a single array: save it with its labels, numpy.savez(file, x=..., y=...)"
-            )
+            raise DataError(f"{path} holds a single array: save it with its labels, numpy.savez(file, x=..., y=...)")
         with file:
             return {name: file[name] for name in file}
     except DataError:
@@ -138,6 +136,5 @@ def _equally_many(x: Array, y: Array, keys: tuple[str, str], path: Path) -> None
     count = len(y) if y.ndim else 0
     if len(x) != count:
         raise DataError(
-            f"{path}: {keys[0]} has {len(x)} samples, but {keys[1]} has {count} labels: give one label a "
-            "sample"
+            f"{path}: {keys[0]} has {len(x)} samples, but {keys[1]} has {count} labels: give one label a sample"
         )

@@ -67,9 +67,7 @@ class FeatureSpec:
         return x[..., tf.newaxis] if len(self.x.shape) == 2 else x
 
 
-def feature_spec(
-    record: bytes, name: str, given: str | None, image_size: tuple[int, int] | None
-) -> FeatureSpec:
+def feature_spec(record: bytes, name: str, given: str | None, image_size: tuple[int, int] | None) -> FeatureSpec:
     """Read the spec from a file's first record; what the user gave as JSON goes before.
 
     Args:
@@ -97,9 +95,7 @@ def _features(record: bytes, name: str) -> Mapping[str, Any]:
             f"{name}: the first record is no tf.train.Example: write records as serialized Examples"
         ) from error
     if len(features) < 2:
-        raise DataError(
-            f"{name}: the first record has {len(features)} features: it needs a sample and a label"
-        )
+        raise DataError(f"{name}: the first record has {len(features)} features: it needs a sample and a label")
     return features
 
 
@@ -126,29 +122,21 @@ def _asked(given: str | None) -> dict[str, dict[str, Any]]:
 
 def _stored(features: Mapping[str, Any], key: str, name: str) -> tuple[str, Any]:
     if key not in features:
-        raise DataError(
-            f"{name} has no feature {key!r}, only {', '.join(sorted(features))}: correct the feature spec"
-        )
+        raise DataError(f"{name} has no feature {key!r}, only {', '.join(sorted(features))}: correct the feature spec")
     kind = features[key].WhichOneof("kind")
     values = getattr(features[key], kind).value if kind else []
     if not len(values):
-        raise DataError(
-            f"{name}: feature {key!r} of the first record is empty: write a value in every record"
-        )
+        raise DataError(f"{name}: feature {key!r} of the first record is empty: write a value in every record")
     return str(kind).removesuffix("_list"), values
 
 
 def _label(features: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> Feature:
-    key = asked.get("name") or _only(
-        [key for key in features if _last(key) in LABEL_NAMES], features, "label", name
-    )
+    key = asked.get("name") or _only([key for key in features if _last(key) in LABEL_NAMES], features, "label", name)
     kind, values = _stored(features, key, name)
     if kind.startswith("int"):
         kind = "int"
     if kind == "bytes" or asked.get("kind", kind) != kind:
-        raise DataError(
-            f"{name}: label {key!r} is stored as {kind}: store it as an int64 class number, or as floats"
-        )
+        raise DataError(f"{name}: label {key!r} is stored as {kind}: store it as an int64 class number, or as floats")
     shape = tuple(asked.get("shape", () if len(values) == 1 else (len(values),)))
     _fits(shape, len(values), key, name)
     return Feature(key, "int" if kind == "int" else "float", shape)
@@ -178,8 +166,7 @@ def _input(
         kind, count = ("float" if stored == "float" else "int"), len(values)
     if asked.get("kind", kind) != kind:
         raise DataError(
-            f"{name}: feature {key!r} is stored as {kind}, the feature spec says {asked['kind']}: correct "
-            "the spec"
+            f"{name}: feature {key!r} is stored as {kind}, the feature spec says {asked['kind']}: correct the spec"
         )
     shape_given = tuple(asked.get("shape", (count,)))
     _fits(shape_given, count, key, name)

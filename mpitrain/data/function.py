@@ -87,9 +87,7 @@ def load_function(spec: str, share: Share, task: Task, num_classes: int | None) 
     validation = shard(part(True), share.rank, share.size)
     return DataSource(
         train=known_count(train, share_count(len(kept), share.rank, share.size)),
-        validation=known_count(validation, share_count(len(held), share.rank, share.size))
-        if len(held)
-        else None,
+        validation=known_count(validation, share_count(len(held), share.rank, share.size)) if len(held) else None,
         test=None,
         train_count=len(kept),
         validation_count=len(held),
@@ -113,23 +111,15 @@ def _check_elements(dataset: Any, spec: str) -> None:
         raise DataError(f"{spec} returns a {type(dataset).__name__}: return a tf.data.Dataset of (x, y)")
     elements = dataset.element_spec
     pair = (
-        isinstance(elements, tuple)
-        and len(elements) == 2
-        and all(isinstance(part, tf.TensorSpec) for part in elements)
+        isinstance(elements, tuple) and len(elements) == 2 and all(isinstance(part, tf.TensorSpec) for part in elements)
     )
     if not pair:
-        raise DataError(
-            f"{spec} returns a dataset whose elements are not pairs of tensors: return elements (x, y)"
-        )
+        raise DataError(f"{spec} returns a dataset whose elements are not pairs of tensors: return elements (x, y)")
     x, y = elements
     if not all(part.dtype.is_floating or part.dtype.is_integer or part.dtype.is_bool for part in elements):
-        raise DataError(
-            f"{spec} returns elements of {x.dtype.name} and {y.dtype.name}: x and y must be numbers"
-        )
+        raise DataError(f"{spec} returns elements of {x.dtype.name} and {y.dtype.name}: x and y must be numbers")
     if x.shape.rank is None or y.shape.rank is None:
-        raise DataError(
-            f"{spec} returns elements of unknown shape: fix it with tf.ensure_shape in the function"
-        )
+        raise DataError(f"{spec} returns elements of unknown shape: fix it with tf.ensure_shape in the function")
     if y.shape.rank > 1 or (
         y.shape.rank == 1 and (y.shape[0] is None or (y.dtype.is_integer and x.shape[:1] == y.shape))
     ):
@@ -149,18 +139,13 @@ def _labels(dataset: tf.data.Dataset, spec: str) -> Array:
         again = [label for label, _ in islice(labels.as_numpy_iterator(), COMPARED)]
     except tf.errors.OpError as error:
         raise DataError(
-            f"{spec}: its dataset cannot be read ({_said(error)}): iterate over it alone in Python to see "
-            "where"
+            f"{spec}: its dataset cannot be read ({_said(error)}): iterate over it alone in Python to see where"
         ) from error
     damaged = next((position for position, (_, finite) in enumerate(found) if not finite), None)
     if damaged is not None:
         raise DataError(f"{spec}: sample {damaged} has values that are not finite: remove or mend it")
-    if any(
-        not np.array_equal(first, second, equal_nan=True)
-        for (first, _), second in zip(found, again, strict=False)
-    ):
+    if any(not np.array_equal(first, second, equal_nan=True) for (first, _), second in zip(found, again, strict=False)):
         raise DataError(
-            f"{spec} gives its samples in another order each time: leave out .shuffle(), training shuffles "
-            "them"
+            f"{spec} gives its samples in another order each time: leave out .shuffle(), training shuffles them"
         )
     return np.asarray([label for label, _ in found])

@@ -31,8 +31,7 @@ def load_images(directory: Path, share: Share, image_size: tuple[int, int] | Non
     classes = [folder.name for folder in _folders(root)]
     if not classes:
         raise DataError(
-            f"{root} has no class folders: put the images of each class in a folder of its own, "
-            f"{root}/CLASS/*.png"
+            f"{root} has no class folders: put the images of each class in a folder of its own, {root}/CLASS/*.png"
         )
     files, labels = _files(root, classes)
     shape = image_shape(files[0], image_size)
@@ -81,9 +80,7 @@ def encoded_shape(data: bytes, name: str, image_size: tuple[int, int] | None) ->
     try:
         height, width, channels = tf.io.decode_image(data, expand_animations=False).shape
     except tf.errors.OpError as error:
-        raise DataError(
-            f"{name} cannot be decoded as an image ({_reason(error)}): replace or remove it"
-        ) from error
+        raise DataError(f"{name} cannot be decoded as an image ({_reason(error)}): replace or remove it") from error
     height, width = image_size or (height, width)
     return height, width, 1 if channels <= 2 else 3
 
@@ -105,15 +102,12 @@ def _files(root: Path, classes: list[str]) -> tuple[list[Path], list[int]]:
     unknown = [folder.name for folder in _folders(root) if folder.name not in classes]
     if unknown:
         raise DataError(
-            f"{root / unknown[0]} is a class that the training images lack: add it there, or remove the "
-            "folder"
+            f"{root / unknown[0]} is a class that the training images lack: add it there, or remove the folder"
         )
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(
-            path for path in (root / name).rglob("*") if path.is_file() and not path.name.startswith(".")
-        )
+        found = sorted(path for path in (root / name).rglob("*") if path.is_file() and not path.name.startswith("."))
         if not found and (root / name).is_dir():
             raise DataError(f"{root / name} holds no images: add some, or remove the folder")
         for path in found:
@@ -126,9 +120,7 @@ def _files(root: Path, classes: list[str]) -> tuple[list[Path], list[int]]:
 def _check(path: Path) -> None:
     """Look at both ends of a file: cheap, and finds empty, mistaken and cut-off ones before training."""
     if path.suffix.lower() not in SUFFIXES:
-        raise DataError(
-            f"{path} is no image this reads ({', '.join(SUFFIXES)}): convert it, or move it elsewhere"
-        )
+        raise DataError(f"{path} is no image this reads ({', '.join(SUFFIXES)}): convert it, or move it elsewhere")
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -137,12 +129,8 @@ def _check(path: Path) -> None:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     if not start.startswith(STARTS):
-        raise DataError(
-            f"{path} is no image ({len(end) or 'no'} bytes, unknown format): replace or remove it"
-        )
-    if (start.startswith(STARTS[0]) and b"IEND" not in end) or (
-        start.startswith(STARTS[1]) and b"\xff\xd9" not in end
-    ):
+        raise DataError(f"{path} is no image ({len(end) or 'no'} bytes, unknown format): replace or remove it")
+    if (start.startswith(STARTS[0]) and b"IEND" not in end) or (start.startswith(STARTS[1]) and b"\xff\xd9" not in end):
         raise DataError(f"{path} is cut off: copy it again, or remove it")
 
 

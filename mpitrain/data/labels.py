@@ -44,9 +44,7 @@ def class_numbers(values: Array, name: str) -> Array:
     if _one_hot(values):
         return np.asarray(values.argmax(axis=1), np.int64)
     if values.ndim != 1:
-        raise DataError(
-            f"{name}: labels have shape {values.shape}: give one class number a sample, or one-hot rows"
-        )
+        raise DataError(f"{name}: labels have shape {values.shape}: give one class number a sample, or one-hot rows")
     wrong = np.flatnonzero(values != np.floor(values))
     if len(wrong):
         raise DataError(
@@ -86,15 +84,11 @@ def count_classes(classes: Array, name: str, num_classes: int | None) -> int:
 
 def _numbers(values: Array, name: str) -> Array:
     if values.dtype.kind not in "buif":
-        raise DataError(
-            f"{name}: labels are of type {values.dtype}, not numbers: number the classes 0, 1, 2, ..."
-        )
+        raise DataError(f"{name}: labels are of type {values.dtype}, not numbers: number the classes 0, 1, 2, ...")
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim not in (1, 2):
-        raise DataError(
-            f"{name}: labels have shape {values.shape}: give one label, or one row of numbers, a sample"
-        )
+        raise DataError(f"{name}: labels have shape {values.shape}: give one label, or one row of numbers, a sample")
     finite = np.isfinite(values) if values.ndim == 1 else np.isfinite(values).all(axis=1)
     if not finite.all():
         wrong = int(np.argmin(finite))

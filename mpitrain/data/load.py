@@ -17,9 +17,7 @@ from mpitrain.data.tfrecord import load_tfrecords
 from mpitrain.errors import DataError
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-KINDS = (
-    "digits, a .npz or .csv file, a directory of class folders, TFRecord files, or package.module:function"
-)
+KINDS = "digits, a .npz or .csv file, a directory of class folders, TFRecord files, or package.module:function"
 
 
 def load(
@@ -80,15 +78,11 @@ def load(
 
 
 def _is_record_file(path: Path) -> bool:
-    return path.is_file() and (
-        "tfrecord" in path.name.lower() or path.suffix.lower() in (".tfrec", ".records")
-    )
+    return path.is_file() and ("tfrecord" in path.name.lower() or path.suffix.lower() in (".tfrec", ".records"))
 
 
 def _record_files(directory: Path) -> list[Path]:
     try:
         return sorted(path for path in directory.iterdir() if _is_record_file(path))
     except OSError as error:
-        raise DataError(
-            f"{directory} cannot be listed ({error.strerror}): check that you may read it"
-        ) from error
+        raise DataError(f"{directory} cannot be listed ({error.strerror}): check that you may read it") from error

@@ -46,9 +46,7 @@ class RecordIndex:
                 if number not in opened:
                     opened[number] = os.open(self.files[number], os.O_RDONLY)
                     stack.callback(os.close, opened[number])
-                data[place] = os.pread(
-                    opened[number], int(self.bytes_of[position]), int(self.offset_of[position])
-                )
+                data[place] = os.pread(opened[number], int(self.bytes_of[position]), int(self.offset_of[position]))
         return data
 
 
@@ -58,9 +56,7 @@ def index_records(files: Sequence[Path]) -> RecordIndex:
     Raises:
         DataError: a file is empty, compressed, cut off, or no TFRecord file.
     """
-    found = [
-        (number, offset, length) for number, file in enumerate(files) for offset, length in _records(file)
-    ]
+    found = [(number, offset, length) for number, file in enumerate(files) for offset, length in _records(file)]
     columns = np.asarray(found, np.int64).reshape(-1, 3).T
     return RecordIndex(tuple(files), columns[0], columns[1], columns[2])
 
@@ -75,9 +71,7 @@ def _records(path: Path) -> list[tuple[int, int]]:
                 file.seek(position)
                 header = file.read(HEADER_BYTES)
                 if position == 0 and header.startswith(GZIP_START):
-                    raise DataError(
-                        f"{path} is compressed, so single records cannot be fetched: unpack it with gunzip"
-                    )
+                    raise DataError(f"{path} is compressed, so single records cannot be fetched: unpack it with gunzip")
                 length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER_BYTES else end
                 following = position + HEADER_BYTES + length + FOOTER_BYTES
                 if following > end:
@@ -89,9 +83,7 @@ def _records(path: Path) -> list[tuple[int, int]]:
                 found.append((position + HEADER_BYTES, length))
                 position = following
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}): check that it is a file you may read"
-        ) from error
+        raise DataError(f"{path} cannot be read ({error.strerror}): check that it is a file you may read") from error
     if not found:
         raise DataError(f"{path} is empty: write at least one record, or remove the file")
     return found

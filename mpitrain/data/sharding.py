@@ -30,9 +30,7 @@ def shard(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
         DataError: the rank is not in [0, size).
     """
     if not 0 <= rank < size:
-        raise DataError(
-            f"rank {rank} cannot take a share among {size} ranks: ranks are numbered 0 to size - 1"
-        )
+        raise DataError(f"rank {rank} cannot take a share among {size} ranks: ranks are numbered 0 to size - 1")
     return dataset.shard(size, rank)
 
 
@@ -53,9 +51,7 @@ def hold_out(count: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
         raise DataError(f"the validation split is {fraction}: give a fraction of at least 0 and below 1")
     held = round(count * fraction)
     if count and held == count:
-        raise DataError(
-            f"a validation split of {fraction} leaves none of {count} samples to train on: make it smaller"
-        )
+        raise DataError(f"a validation split of {fraction} leaves none of {count} samples to train on: make it smaller")
     order = np.random.default_rng([seed, 1]).permutation(count)
     return np.sort(order[held:]).astype(np.int64), np.sort(order[:held]).astype(np.int64)
 
@@ -119,9 +115,7 @@ def shuffled(dataset: tf.data.Dataset, buffer: int, seed: int) -> tf.data.Datase
         )
         return tf.data.experimental.from_variant(variant, specification)
 
-    return tf.data.Dataset.from_generator(seeds, output_signature=tf.TensorSpec([2], tf.int64)).flat_map(
-        order
-    )
+    return tf.data.Dataset.from_generator(seeds, output_signature=tf.TensorSpec([2], tf.int64)).flat_map(order)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.data.sharding import EpochOrder, Indices, hold_out
+from mpitrain.data.sharding import EpochOrder, Indices, hold_out, known_count, share_count
 from mpitrain.errors import DataError
 
 
@@ -98,8 +98,7 @@ def enough_for_all_ranks(count: int, share: Share, description: str) -> None:
     """
     if count < max(share.size, 1):
         raise DataError(
-            f"{description}: {count} training samples are too few for {share.size} ranks: start at most "
-            f"{count} ranks"
+            f"{description}: {count} training samples are too few for {share.size} ranks: start at most {count} ranks"
             if count
             else f"{description}: there are no samples to train on: give data with at least one sample"
         )
@@ -107,4 +106,4 @@ def enough_for_all_ranks(count: int, share: Share, description: str) -> None:
 
 def _part(samples: Samples, positions: Indices, share: Share, *, shuffle: bool) -> tf.data.Dataset:
     order = EpochOrder(positions.astype(np.int64), share.seed, share.rank, share.size, shuffle)
-    return samples.read(order.dataset())
+    return known_count(samples.read(order.dataset()), share_count(len(positions), share.rank, share.size))

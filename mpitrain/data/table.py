@@ -30,9 +30,7 @@ def load_csv(path: Path, share: Share, task: Task, num_classes: int | None) -> D
         DataError: the file cannot be used; the message names line and column.
     """
     header, values = read_table(path)
-    column = next(
-        (i for i, name in enumerate(header) if name.strip().lower() in LABEL_NAMES), len(header) - 1
-    )
+    column = next((i for i, name in enumerate(header) if name.strip().lower() in LABEL_NAMES), len(header) - 1)
     name = header[column].strip()
     if task == "auto" and name.lower() in CLASS_NAMES:
         task = "classification"
@@ -56,9 +54,7 @@ def read_table(path: Path) -> tuple[list[str], NDArray[np.float64]]:
             _check_header(header, path)
             flat = np.fromiter(_cells(rows, header, path), np.float64)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{path} cannot be read as csv ({error}): save it as text in UTF-8, comma-separated"
-        ) from error
+        raise DataError(f"{path} cannot be read as csv ({error}): save it as text in UTF-8, comma-separated") from error
     if not flat.size:
         raise DataError(f"{path} has a header but no rows: give one sample a row")
     return header, flat.reshape(-1, len(header))
@@ -68,13 +64,9 @@ def _check_header(header: Sequence[str], path: Path) -> None:
     if not header:
         raise DataError(f"{path} is empty or begins with an empty line: begin with a line of column names")
     if any(_is_number(cell) for cell in header):
-        raise DataError(
-            f"{path} has no header: begin with a line of column names (its first line holds numbers)"
-        )
+        raise DataError(f"{path} has no header: begin with a line of column names (its first line holds numbers)")
     if len(header) < 2:
-        raise DataError(
-            f"{path} has one column ({header[0]}): give at least one input column and a label column"
-        )
+        raise DataError(f"{path} has one column ({header[0]}): give at least one input column and a label column")
 
 
 def _cells(rows: Any, header: Sequence[str], path: Path) -> Iterator[float]:
@@ -83,8 +75,7 @@ def _cells(rows: Any, header: Sequence[str], path: Path) -> Iterator[float]:
             continue
         if len(row) != len(header):
             raise DataError(
-                f"{path}, line {rows.line_num} has {len(row)} cells, the header {len(header)}: make them "
-                "equal"
+                f"{path}, line {rows.line_num} has {len(row)} cells, the header {len(header)}: make them equal"
             )
         try:
             yield from map(float, row)

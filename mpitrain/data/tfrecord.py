@@ -64,8 +64,7 @@ def _scan_labels(files: Sequence[Path], features: FeatureSpec) -> Array:
             labels += records.as_numpy_iterator()
         except tf.errors.DataLossError as error:
             raise DataError(
-                f"{file}: record {len(labels) - before} is damaged (wrong checksum): copy or write the "
-                "file again"
+                f"{file}: record {len(labels) - before} is damaged (wrong checksum): copy or write the file again"
             ) from error
         except tf.errors.InvalidArgumentError as error:
             raise DataError(

@@ -39,7 +39,7 @@ class TensorSpec:
 
     @property
     def travel_dtype(self) -> str:
-        """dtype in which the tensor is summed."""
+        """The dtype in which the tensor is summed."""
         return "float32" if self.dtype in HALF_PRECISIONS else self.dtype
 
 

@@ -57,4 +57,4 @@ def _block(nbytes: int) -> Buffer:
     start = -raw.ctypes.data % ALIGNMENT
     # numpy lets a view refer to the array at the end of its chain of bases. An array over a
     # memoryview ends the chain, so every view of a block holds a reference to the block.
-    return np.frombuffer(memoryview(raw)[start : start + nbytes], np.uint8)
+    return np.frombuffer(raw.data[start : start + nbytes], np.uint8)

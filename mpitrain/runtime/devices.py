@@ -145,9 +145,7 @@ def assign(
         return DevicePlan(hidden, hide=True, description="CPU (as asked)")
     if not visible.devices:
         if device == "gpu":
-            raise DeviceError(
-                f"a GPU was asked for, but {_none(visible)} on {topology.host}: use --device cpu or auto"
-            )
+            raise DeviceError(f"a GPU was asked for, but {_none(visible)} on {topology.host}: use --device cpu or auto")
         return DevicePlan(description=f"CPU ({_none(visible)})")
     views = tuple(neighbours) or (visible,) * topology.local_size
     choices = [_choice(views, local_rank) for local_rank in range(len(views))]
@@ -208,16 +206,12 @@ def _choice(views: Sequence[Visible], local_rank: int) -> _Device | None:
     view, key = views[local_rank], _view_key(views, local_rank)
     if not view.devices:
         return None
-    before = sum(
-        views[other].devices == view.devices and _view_key(views, other) == key for other in range(local_rank)
-    )
+    before = sum(views[other].devices == view.devices and _view_key(views, other) == key for other in range(local_rank))
     return key, view.devices[before % len(view.devices)]
 
 
 def _unused(views: Sequence[Visible], used: set[_Device]) -> tuple[str, ...]:
-    seen = dict.fromkeys(
-        (_view_key(views, rank), name) for rank, view in enumerate(views) for name in view.devices
-    )
+    seen = dict.fromkeys((_view_key(views, rank), name) for rank, view in enumerate(views) for name in view.devices)
     return tuple(device[1] for device in seen if device not in used)
 
 
@@ -233,11 +227,7 @@ def _divided(limit: Memory, ranks: int) -> Memory:
 
 
 def _none(visible: Visible) -> str:
-    return (
-        f"{visible.variable} hides all GPUs"
-        if visible.detected
-        else "no GPU that TensorFlow can use was found"
-    )
+    return f"{visible.variable} hides all GPUs" if visible.detected else "no GPU that TensorFlow can use was found"
 
 
 def _crowded(visible: Visible, views: Sequence[Visible], load: Counter[_Device], topology: Topology) -> str:

@@ -45,11 +45,7 @@ def detect(root: Path = Path("/"), installed: Callable[[str], bool] = installed)
         if not found and (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists():
             found.append("cuda:0")
     if installed("tensorflow-rocm") and os.access(root / "dev/kfd", os.R_OK | os.W_OK):
-        found += [
-            name
-            for name in _files("rocm", root / "dev/dri", r"renderD(\d+)")
-            if _vendor(root, name) == "0x1002"
-        ]
+        found += [name for name in _files("rocm", root / "dev/dri", r"renderD(\d+)") if _vendor(root, name) == "0x1002"]
     if installed("intel-extension-for-tensorflow"):
         cards = _files("level_zero", root / "dev/dri", r"renderD(\d+)")
         found += [name for name in cards if _vendor(root, name) == "0x8086"]

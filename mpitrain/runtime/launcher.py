@@ -65,9 +65,7 @@ _DIALECTS = (
         "MPI_LOCALRANKID",
         "MPI_LOCALNRANKS",
     ),
-    _Dialect(
-        "Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""
-    ),
+    _Dialect("Slurm's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
     _Dialect("a PMI launcher", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "", ""),
     _Dialect("a PMIx launcher", "PMIX_RANK", "PMIX_RANK", "", "", ""),
 )
@@ -87,6 +85,28 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
     return None
 
 
+def check_library(launcher: Launcher | None, mpi_library: str) -> None:
+    """Hold the launcher against the library, before MPI is initialised.
+
+    Started by Open MPI's mpirun, MPICH ends the process within MPI_Init with a word about PMI versions
+    (seen: MPICH 5.0), so that `check` would never be reached. `MPI_Get_library_version` may be called
+    before.
+
+    Args:
+        launcher: from `detect`.
+        mpi_library: what `MPI_Get_library_version` says.
+
+    Raises:
+        LauncherError: the library cannot be started by this launcher.
+    """
+    library = _short(mpi_library)
+    if launcher is not None and launcher.name.startswith("Open MPI") and library.startswith("MPICH"):
+        raise LauncherError(
+            f"{launcher.name} started {launcher.size} processes, but the MPI in use is {library}. "
+            f"{_remedy(launcher, library)}."
+        )
+
+
 def check(launcher: Launcher | None, topology: Topology, mpi_library: str) -> None:
     """Hold what the launcher says against what MPI says.
 
@@ -102,25 +122,33 @@ def check(launcher: Launcher | None, topology: Topology, mpi_library: str) -> No
     """
     if launcher is None:
         return
-    library = " ".join(mpi_library.strip(" \n\x00").split("\n")[0].split(", package")[0].split())
+    library = _short(mpi_library)
     size_differs = launcher.size is not None and launcher.size != topology.size
     rank_differs = launcher.rank is not None and launcher.rank != topology.rank
     if not size_differs and not rank_differs:
         return
-    mixed = (
-        f"Two MPIs are mixed: start with the mpirun that belongs to {library}, or use an mpi4py that "
-        "loads the MPI of the launcher"
-    )
-    if launcher.name.startswith("Slurm"):
-        mixed += "; with srun, choose the PMI that the library speaks (srun --mpi=list shows them)"
     if size_differs:
         said, seen = f"{launcher.size} processes", f"{topology.size}"
     else:
         said, seen = f"this process as rank {launcher.rank}", f"rank {topology.rank} of {topology.size}"
     raise LauncherError(
         f"{launcher.name} started {said}, but the MPI in use, {library}, sees {seen} (on {topology.host}). "
-        f"{mixed}."
+        f"{_remedy(launcher, library)}."
     )
+
+
+def _short(mpi_library: str) -> str:
+    return " ".join(mpi_library.strip(" \n\x00").split("\n")[0].split(", package")[0].split())
+
+
+def _remedy(launcher: Launcher, library: str) -> str:
+    remedy = (
+        f"Two MPIs are mixed: start with the mpirun that belongs to {library}, or use an mpi4py that "
+        "loads the MPI of the launcher"
+    )
+    if launcher.name.startswith("Slurm"):
+        remedy += "; with srun, choose the PMI that the library speaks (srun --mpi=list shows them)"
+    return remedy
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -78,9 +78,7 @@ def _users(core: int, cores: Sequence[frozenset[int]]) -> int:
 def _chosen(pool: str, asked: int | None, set_already: str | None, default: int) -> int:
     if asked is not None:
         if asked < 1:
-            raise UsageError(
-                f"{asked} {pool} threads asked for: expected at least 1, or nothing for the default"
-            )
+            raise UsageError(f"{asked} {pool} threads asked for: expected at least 1, or nothing for the default")
         return asked
     # TensorFlow takes 0, and what is no number, for "not set"; so do we.
     return int(set_already) if set_already and set_already.isdecimal() and int(set_already) else default

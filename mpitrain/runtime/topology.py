@@ -63,9 +63,7 @@ def topology(rank: int, node_keys: Sequence[Hashable], hosts: Sequence[str]) -> 
     """
     size = len(node_keys)
     if len(hosts) != size or not 0 <= rank < size:
-        raise ValueError(
-            f"rank {rank} with {size} node keys and {len(hosts)} hosts: expected one of each per rank"
-        )
+        raise ValueError(f"rank {rank} with {size} node keys and {len(hosts)} hosts: expected one of each per rank")
     order = {key: position for position, key in enumerate(dict.fromkeys(node_keys))}
     nodes = tuple(order[key] for key in node_keys)
     here = nodes[rank]

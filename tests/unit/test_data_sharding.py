@@ -89,9 +89,7 @@ def test_hold_out_depends_on_the_seed_alone() -> None:
     assert len(hold_out(100, 0.0, 5)[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("fraction", "message"), [(1.0, "below 1"), (-0.1, "at least 0"), (0.9, "none of 3")]
-)
+@pytest.mark.parametrize(("fraction", "message"), [(1.0, "below 1"), (-0.1, "at least 0"), (0.9, "none of 3")])
 def test_hold_out_refuses(fraction: float, message: str) -> None:
     with pytest.raises(DataError, match=message):
         hold_out(3, fraction, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitrain.errors import LauncherError
-from mpitrain.runtime.launcher import Launcher, check, detect
+from mpitrain.runtime.launcher import Launcher, check, check_library, detect
 from mpitrain.runtime.topology import topology
 
 OPEN_MPI = {
@@ -117,3 +117,24 @@ def test_other_disagreements(rank: int, size: int, message: str) -> None:
 
 def test_local_places_are_left_to_mpi() -> None:
     check(Launcher("L", 3, 4, 7, 8), topology(3, [0, 0, 1, 2], ["a"] * 4), OPEN_MPI_LIBRARY)
+
+
+def test_mpich_under_open_mpi_is_seen_before_it_aborts() -> None:
+    message = r"Open MPI's mpirun started 4 processes, but the MPI in use is MPICH Version: 5\.0\.2\. Two MPIs"
+    with pytest.raises(LauncherError, match=message):
+        check_library(detect(OPEN_MPI), MPICH_LIBRARY)
+
+
+@pytest.mark.parametrize(
+    ("environ", "library"),
+    [
+        (OPEN_MPI, OPEN_MPI_LIBRARY),
+        (HYDRA, MPICH_LIBRARY),
+        # runs, each process for itself: `check` tells, unless there is one only
+        (HYDRA, OPEN_MPI_LIBRARY),
+        (SLURM, MPICH_LIBRARY),
+        ({}, MPICH_LIBRARY),
+    ],
+)
+def test_libraries_that_can_be_started(environ: dict[str, str], library: str) -> None:
+    check_library(detect(environ), library)

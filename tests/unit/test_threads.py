@@ -91,9 +91,7 @@ def test_available_cores_follow_the_binding() -> None:
         f"import os; os.sched_setaffinity(0, [{core}])\n"
         "from mpitrain.runtime.threads import available_cores; print(sorted(available_cores()))"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert finished.stdout.strip() == f"[{core}]"
     assert available_cores() == os.sched_getaffinity(0)
 
@@ -109,7 +107,5 @@ def test_tensorflow_heeds_the_environment() -> None:
     for inter in (3, 6):
         chosen = plan([cores(2)], 0, 2, inter, {})
         environ = {**os.environ, **chosen.environment}
-        finished = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
-        )
+        finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
         assert int(finished.stdout) == inter

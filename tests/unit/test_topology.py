@@ -48,9 +48,7 @@ def test_single() -> None:
     assert Topology.single("here") == Topology(0, 1, 0, 1, 0, ("here",), (0,))
 
 
-@pytest.mark.parametrize(
-    ("rank", "keys", "hosts"), [(0, [1], []), (1, [1], ["a"]), (-1, [1], ["a"]), (0, [], [])]
-)
+@pytest.mark.parametrize(("rank", "keys", "hosts"), [(0, [1], []), (1, [1], ["a"]), (-1, [1], ["a"]), (0, [], [])])
 def test_bad_lists(rank: int, keys: list[int], hosts: list[str]) -> None:
     with pytest.raises(ValueError, match="expected one of each per rank"):
         topology(rank, keys, hosts)
