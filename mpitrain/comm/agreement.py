@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
@@ -38,6 +38,7 @@ class Agreed:
         reports: (size, REPORTS) float64, each rank's last reported numbers.
         active: (size,) bool, False for ranks that are joining or finished.
         finished: every rank is at the end of its program.
+        possible: all idle ranks can take part in what the active ones call.
     """
 
     signature: int | None
@@ -45,6 +46,7 @@ class Agreed:
     reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
     active: np.ndarray[tuple[int], np.dtype[np.bool_]]
     finished: bool = False
+    possible: bool = True
 
 
 def signature_of(description: str) -> int:
@@ -90,13 +92,27 @@ class Agreement:
         signature = signature_of(description)
         self._descriptions[signature] = description
         agreed = self._gather(signature, samples)
-        if not idle_ok and not agreed.active.all():
+        if not agreed.active.all() and not (self._all_able(True) and idle_ok):
             self._raise_idle(description)
         return agreed
 
-    def idle(self, finished: bool = False) -> Agreed:
-        """Collective: this rank has nothing to contribute; learn what the others do."""
-        return self._gather(FINISHED if finished else JOINING, 0.0)
+    def idle(self, finished: bool = False, able: Callable[[int], bool] | None = None) -> Agreed:
+        """Collective: this rank has nothing to contribute; learn what the others do.
+
+        Args:
+            finished: this rank is at the end of its program.
+            able: tells of a signature whether this rank can take part in it, with nothing. If any idle
+                rank cannot, `possible` is False and the active ranks raise.
+        """
+        agreed = self._gather(FINISHED if finished else JOINING, 0.0)
+        if agreed.signature is None:
+            return agreed
+        return replace(agreed, possible=self._all_able(able is None or able(agreed.signature)))
+
+    def _all_able(self, able: bool) -> bool:
+        answers = np.zeros(self._communicator.size, np.uint8)
+        self._communicator.all_gather(np.array([able], np.uint8), answers)
+        return bool(answers.all())
 
     def _gather(self, what: int, samples: float) -> Agreed:
         self._what[0] = what
@@ -134,7 +150,7 @@ class Agreement:
         state = self._descriptions[int(codes[idle[0]])]
         raise RankFinishedError(
             f"{self._name(others)} called {description}, but {self._name(idle)} will not come: {state}. "
-            "Every rank must call each collective."
+            "Every rank must call each collective, and make at least one update of each kind itself."
         )
 
     def _name(self, ranks: Sequence[int]) -> str:

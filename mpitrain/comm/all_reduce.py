@@ -26,12 +26,14 @@ VARIABLE = "MPITRAIN_ALL_REDUCE"
 SMALL_BYTES = 256 << 10
 PROBE_BYTES = 8 << 20
 PROBE_SECONDS = 4.0
+ALL_IN_FLIGHT = 1 << 12
 CANDIDATES: tuple[RingSetting | None, ...] = (
-    RingSetting(1 << 20, 4),
+    RingSetting(512 << 10, ALL_IN_FLIGHT),
+    RingSetting(2 << 20, ALL_IN_FLIGHT),
+    RingSetting(256 << 10, ALL_IN_FLIGHT),
+    RingSetting(512 << 10, 8),
     RingSetting(256 << 10, 8),
-    RingSetting(64 << 10, 16),
-    RingSetting(1 << 20, 16),
-    RingSetting(4 << 20, 2),
+    RingSetting(1 << 20, 4),
     None,
 )
 

@@ -35,7 +35,8 @@ class RingSetting:
 class Ring:
     """A ring on one communicator, with its scratch memory.
 
-    Scratch is `segment_bytes * window`, allocated once and grown when a larger setting is used.
+    Scratch is needed for sums in place only: at most `segment_bytes * window`, and no more than one
+    rank's part of the buffer. It is allocated once, and grown when more is needed.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -51,13 +52,13 @@ class Ring:
         if self._communicator.size == 1:
             np.multiply(source, source.dtype.type(scale), out=target) if scale != 1.0 else np.copyto(target, source)
             return
-        _Pass(self._communicator, source, target, setting, scale, self._scratch_for(setting, source)).run()
-
-    def _scratch_for(self, setting: RingSetting, source: Buffer) -> Buffer:
-        wanted = max(setting.segment_bytes, source.itemsize) * setting.window
-        if self._scratch.nbytes < wanted:
-            self._scratch = np.empty(wanted, np.uint8)
-        return self._scratch[:wanted].view(source.dtype).reshape(setting.window, -1)
+        once = _Pass(self._communicator, source, target, setting, scale)
+        if source is target:
+            wanted = once.scratch_bytes
+            if self._scratch.nbytes < wanted:
+                self._scratch = np.empty(wanted, np.uint8)
+            once.scratch = self._scratch[:wanted].view(source.dtype)
+        once.run()
 
 
 class _Pass:
@@ -68,27 +69,23 @@ class _Pass:
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        source: Buffer,
-        target: Buffer,
-        setting: RingSetting,
-        scale: float,
-        scratch: Buffer,
+        self, communicator: Communicator, source: Buffer, target: Buffer, setting: RingSetting, scale: float
     ) -> None:
         self._communicator = communicator
         self._rank, self._size = communicator.rank, communicator.size
         self._left, self._right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
-        self._source, self._target, self._scratch = source, target, scratch
+        self._source, self._target = source, target
         self._scale = source.dtype.type(scale) if scale != 1.0 else None
-        self._window = setting.window
         self._chunk = -(-source.size // self._size)
-        self._segment = scratch.shape[1]
+        self._segment = min(max(1, setting.segment_bytes // source.itemsize), max(1, self._chunk))
         self._segments = max(1, -(-self._chunk // self._segment))
+        self._window = min(setting.window, self._segments)
         self._messages = 2 * (self._size - 1) * self._segments
         self._sends: deque[Request] = deque()
         self._receives: deque[Request] = deque()
         self._sent = self._posted = 0
+        self.scratch: Buffer | None = None
+        self.scratch_bytes = self._window * self._segment * source.itemsize
 
     def run(self) -> None:
         for message in range(self._messages):
@@ -116,12 +113,16 @@ class _Pass:
     def _post(self, done: int) -> None:
         while self._posted < min(self._messages, done + self._window):
             low, high = self._bounds(self._posted, 1)
-            if self._posted < self._messages // 2:
-                buffer = self._scratch[self._posted % self._window, : high - low]
-            else:
-                buffer = self._target[low:high]
+            buffer = self._arrived(self._posted, low, high)
             self._receives.append(self._communicator.irecv(buffer, self._left))
             self._posted += 1
+
+    def _arrived(self, message: int, low: int, high: int) -> Buffer:
+        """Where `message` arrives: in its place, unless what is there must still be added to it."""
+        if self.scratch is None or message >= self._messages // 2:
+            return self._target[low:high]
+        start = message % self._window * self._segment
+        return self.scratch[start : start + high - low]
 
     def _send(self, done: int) -> None:
         available = min(self._messages, done + self._segments)
@@ -134,6 +135,6 @@ class _Pass:
     def _add(self, message: int) -> None:
         low, high = self._bounds(message, 1)
         total = self._target[low:high]
-        np.add(self._source[low:high], self._scratch[message % self._window, : high - low], out=total)
+        np.add(self._source[low:high], self._arrived(message, low, high), out=total)
         if self._scale is not None and message >= self._messages // 2 - self._segments:
             np.multiply(total, self._scale, out=total)

@@ -122,7 +122,7 @@ def init(
     asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
     if asked and gpus.devices_fixed():
         raise TooLateError(
-            "mpitrain.init(device=..., gpu_memory=..., share_gpus=..., threads=...) came after TensorFlow looked at "
+            "mpitrain.init(device=..., gpu_memory=..., threads=...) came after TensorFlow had looked at "
             "the machine; call it before the first tensor is made, at the top of the script."
         )
     if _current:
