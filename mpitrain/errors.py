@@ -19,6 +19,10 @@ class UsageError(MpitrainError):
     exit_code = 2
 
 
+class AgreedError(UsageError):
+    """A usage error that every rank has been told of: rank 0 prints it, and all leave with its exit code."""
+
+
 class DataError(UsageError):
     """Training data is missing, unreadable, ragged, or does not fit the model."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Op
@@ -21,17 +23,30 @@ def all_reduce(world: World, array: Buffer, op: Op | str) -> Buffer:
     """Collective: sum, mean, min, max or product over ranks, of equal shapes."""
     world.agreement.call(f"all_reduce({op}) of {_form(array)}")
     result = np.array(array, order="C", ndmin=1).reshape(-1)
-    if op in ("sum", "mean"):
-        half = result.dtype.itemsize == 2 and result.dtype.kind in "fV"
-        summed = result.astype(np.float32) if half else result
-        scale = 1.0 / world.size if op == "mean" and summed.dtype.kind in "fc" else 1.0
-        world.all_reduce.sum(summed, summed, scale)
-        if op == "mean" and summed.dtype.kind not in "fc":
-            summed = summed // world.size
-        result = summed.astype(result.dtype, copy=False)
+    if result.dtype.kind == "b":
+        result = _reduce_bool(world, result, op)
+    elif op in ("sum", "mean"):
+        wide = result.astype(_wide(result.dtype, op), copy=False)
+        exact = wide.dtype.kind in "iu"
+        world.all_reduce.sum(wide, wide, 1.0 / world.size if op == "mean" and not exact else 1.0)
+        result = (wide // world.size if op == "mean" and exact else wide).astype(result.dtype, copy=False)
     else:
         world.communicator.all_reduce(result, op)  # type: ignore[arg-type]
     return result.reshape(array.shape)
+
+
+def _reduce_bool(world: World, array: Buffer, op: str) -> Buffer:
+    """Collective: `sum` and `max` are whether any is true, the others whether all are."""
+    bits = array.astype(np.uint8)
+    world.communicator.all_reduce(bits, "max" if op in ("sum", "max") else "min")
+    return bits.astype(np.bool_)
+
+
+def _wide(dtype: np.dtype[Any], op: str) -> Any:
+    """The dtype in which a sum is taken: half precisions lose too much, means of small integers overflow."""
+    if dtype.kind in "iu":
+        return dtype if op == "sum" else np.uint64 if dtype.kind == "u" else np.int64
+    return np.float32 if dtype.itemsize == 2 else dtype
 
 
 def all_gather(world: World, array: Buffer) -> Buffer:
@@ -66,11 +81,15 @@ def all_to_all(world: World, array: Buffer, splits: Buffer | None) -> tuple[Buff
     if splits is None:
         base, extra = divmod(array.shape[0], world.size)
         splits = np.array([base + (rank < extra) for rank in range(world.size)])
+    valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == array.shape[0]
     world.agreement.call(f"all_to_all of {_form(array, rows_differ=True)}")
-    counts = _gather_counts(world, splits)
+    counts = _gather_counts(world, splits if valid else np.full(world.size, -1))
     bad = [rank for rank in range(world.size) if (counts[rank] < 0).any()]
-    if len(splits) != world.size or bad or int(np.sum(splits)) != array.shape[0]:
-        raise ValueError(f"splits must be {world.size} numbers of rows that add up to {array.shape[0]}, got {splits}")
+    if bad:
+        own = f"; this rank gave {splits.tolist()} for {array.shape[0]} rows" if not valid else ""
+        raise ValueError(
+            f"splits must be {world.size} numbers of rows that add up to all rows: not so on ranks {bad}{own}"
+        )
     received = counts[:, world.rank]
     row = int(np.prod(array.shape[1:], dtype=np.int64))
     result = np.empty((int(received.sum()), *array.shape[1:]), array.dtype)

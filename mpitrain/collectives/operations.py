@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives import host
+from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.comm.world import World, current_world
 
 
@@ -22,21 +23,21 @@ def all_reduce(tensor: Any, op: str = "mean", *, world: World | None = None) -> 
 
     Args:
         tensor: any shape; numeric or bool.
-        op: `mean`, `sum`, `min`, `max` or `product`. The mean of integers is rounded down.
+        op: `mean`, `sum`, `min`, `max` or `product`. The mean of integers is rounded down, so that of
+            bool is whether all are true; their sum is whether any is.
         world: the job.
 
     Returns:
         The same shape and dtype, the same bits on all ranks.
 
     Raises:
-        ValueError: unknown `op`.
+        ValueError: unknown `op`, or one that this dtype has not.
         MismatchError: ranks differ in operation, shape or dtype.
     """
-    if op not in ("mean", "sum", "min", "max", "product"):
-        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(lambda array: [host.all_reduce(group, array, op)], [tensor], [tensor.dtype])
+    _check_op(op, tensor.dtype)
+    (result,) = _call(group, lambda array: [host.all_reduce(group, array, op)], [tensor], [tensor.dtype])
     result.set_shape(tensor.shape)
     return result
 
@@ -53,8 +54,8 @@ def all_gather(tensor: Any, *, world: World | None = None) -> tf.Tensor:
     """
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(lambda array: [host.all_gather(group, array)], [tensor], [tensor.dtype])
-    result.set_shape([None, *tensor.shape[1:]])
+    (result,) = _call(group, lambda array: [host.all_gather(group, array)], [tensor], [tensor.dtype])
+    result.set_shape(_rows_shape(tensor))
     return result
 
 
@@ -63,7 +64,7 @@ def broadcast(tensor: Any, root: int = 0, *, world: World | None = None) -> tf.T
     group = world or current_world()
     _check_root(root, group)
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(lambda array: [host.broadcast(group, array, root)], [tensor], [tensor.dtype])
+    (result,) = _call(group, lambda array: [host.broadcast(group, array, root)], [tensor], [tensor.dtype])
     result.set_shape(tensor.shape)
     return result
 
@@ -77,12 +78,11 @@ def reduce_scatter(tensor: Any, op: str = "mean", *, world: World | None = None)
         op: as for `all_reduce`.
         world: the job.
     """
-    if op not in ("mean", "sum", "min", "max", "product"):
-        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(lambda array: [host.reduce_scatter(group, array, op)], [tensor], [tensor.dtype])
-    result.set_shape([None, *tensor.shape[1:]])
+    _check_op(op, tensor.dtype)
+    (result,) = _call(group, lambda array: [host.reduce_scatter(group, array, op)], [tensor], [tensor.dtype])
+    result.set_shape(_rows_shape(tensor))
     return result
 
 
@@ -104,11 +104,13 @@ def all_to_all(tensor: Any, splits: Any = None, *, world: World | None = None) -
     tensor = tf.convert_to_tensor(tensor)
     inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
     result, received = _call(
+        group,
         lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None)),
         inputs,
         [tensor.dtype, tf.int32],
     )
-    result.set_shape([None, *tensor.shape[1:]])
+    result.set_shape(_rows_shape(tensor))
+    received.set_shape([group.size])
     return result, received
 
 
@@ -171,11 +173,26 @@ def _check_root(root: int, world: World) -> None:
         raise ValueError(f"root must be a rank from 0 to {world.size - 1}, not {root}")
 
 
-def _call(function: Callable[..., list[Any]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[Any]:
+def _check_op(op: str, dtype: tf.DType) -> None:
+    if op not in ("mean", "sum", "min", "max", "product"):
+        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
+        raise ValueError(f"a tensor of {dtype.name} cannot be reduced; give numbers or bool")
+    if dtype.is_complex and op in ("min", "max"):
+        raise ValueError(f"complex numbers have no {op}; reduce their real and imaginary parts")
+
+
+def _rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
+    """The static shape of a tensor with another number of rows."""
+    shape = tensor.shape
+    return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None, *shape[1:]])
+
+
+@tf.autograph.experimental.do_not_convert
+def _call(
+    world: World, function: Callable[..., list[Any]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
+) -> list[Any]:
     """One host call, at once or as a node of the graph being traced."""
     if tf.executing_eagerly():
-        return [tf.convert_to_tensor(array) for array in function(*[np.asarray(t) for t in inputs])]
-    body = tf.autograph.experimental.do_not_convert(function)
-    with tf.device("CPU:0"):
-        outputs = tf.numpy_function(body, list(inputs), list(dtypes))
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        return [tf.convert_to_tensor(array) for array in function(*[np.asarray(t.numpy()) for t in inputs])]
+    return in_turn(world.communicator, lambda: host_call(function, inputs, dtypes))

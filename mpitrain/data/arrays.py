@@ -98,7 +98,7 @@ def load_npz(path: Path, share: Share, task: Task, num_classes: int | None) -> D
 def _read(path: Path) -> dict[str, Array]:
     try:
         file = np.load(path, allow_pickle=False)
-        if not isinstance(file, Mapping):
+        if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(f"{path} holds a single array: save it with its labels, numpy.savez(file, x=..., y=...)")
         with file:
             return {name: file[name] for name in file}

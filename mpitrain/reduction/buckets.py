@@ -55,7 +55,7 @@ class Bucket:
     Attributes:
         members: positions in the list of gradients, in the order of packing.
         offsets: first element of each member; each starts at a multiple of 64 bytes.
-        size: elements in all, the gaps included.
+        size: elements in all, the gaps between members included.
         dtype: in which the sum is taken.
         sparse: the one member is `tf.IndexedSlices`.
     """
@@ -77,7 +77,7 @@ class BucketPlan:
 
 
 def plan_buckets(
-    specs: Sequence[TensorSpec], bucket_bytes: int = BUCKET_BYTES, alone_bytes: int = ALONE_BYTES
+    specs: Sequence[TensorSpec], bucket_bytes: int = BUCKET_BYTES, alone_bytes: int = ALONE_BYTES, title: str = "update"
 ) -> BucketPlan:
     """Group gradients for exchange.
 
@@ -90,6 +90,7 @@ def plan_buckets(
         specs: gradients in order of creation of their variables.
         bucket_bytes: most that is fused into one bucket.
         alone_bytes: from this size on a tensor travels alone.
+        title: whose gradients these are, for the description.
     """
     finished: list[tuple[int, Bucket]] = []
     open_members: dict[str, list[int]] = {}
@@ -114,13 +115,14 @@ def plan_buckets(
         close(dtype)
     buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
     lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in specs]
-    return BucketPlan(tuple(specs), buckets, "\n".join([f"update of {len(specs)} gradients", *lines]))
+    return BucketPlan(tuple(specs), buckets, "\n".join([f"{title} of {len(specs)} gradients", *lines]))
 
 
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:
     step = 64 // itemsize(dtype)
-    offsets, end = [], 0
+    offsets, end, last = [], 0, 0
     for position in members:
         offsets.append(end)
+        last = end + specs[position].size
         end += -(-specs[position].size // step) * step
-    return Bucket(tuple(members), tuple(offsets), end, dtype)
+    return Bucket(tuple(members), tuple(offsets), last, dtype)

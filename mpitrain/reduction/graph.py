@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.reducer import Reducer
 
-Gradient = tf.Tensor | tf.IndexedSlices
+Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
 
 
 def spec_of(gradient: Gradient, variable: Any) -> TensorSpec:
     """Local: what all ranks must agree on about one gradient."""
-    name = getattr(variable, "path", None) or variable.name
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
     shape = tuple(int(n) for n in variable.shape)
     return TensorSpec(name, shape, gradient.dtype.name, isinstance(gradient, tf.IndexedSlices))
 
 
+def plan_of(gradients: Sequence[Gradient], variables: Sequence[Any], title: str) -> BucketPlan:
+    """Local: how these gradients are exchanged."""
+    return plan_buckets([spec_of(g, v) for g, v in zip(gradients, variables, strict=True)], title=title)
+
+
+@tf.autograph.experimental.do_not_convert
 def mean_gradients(
     reducer: Reducer,
+    plan: BucketPlan,
     gradients: Sequence[Gradient],
-    variables: Sequence[Any],
     samples: Any,
     synchronize: Callable[[], bool] | None = None,
 ) -> list[Gradient]:
@@ -36,34 +43,45 @@ def mean_gradients(
 
     Args:
         reducer: does the exchange in host memory.
+        plan: of these gradients, the same on all ranks.
         gradients: dense or `IndexedSlices`; no None.
-        variables: of which they are the gradients, the same order on all ranks.
         samples: number (or scalar tensor) of samples behind this rank's gradients.
-        synchronize: see `Reducer.exchange`.
+        synchronize: see `Reducer.exchange`. The mean of the last gradient is there once it has returned.
     """
-    plan = plan_buckets([spec_of(g, v) for g, v in zip(gradients, variables, strict=True)])
     results: list[Gradient] = list(gradients)
     samples = tf.cast(samples, tf.float64)
-    previous: list[Any] = []
-    for index, bucket in enumerate(plan.buckets):
-        members = [gradients[position] for position in bucket.members]
-        tensors = [members[0].values, members[0].indices] if bucket.sparse else members
-        with tf.control_dependencies(previous):
-            outputs = _host_call(reducer, plan, index, tensors, samples, synchronize)
-        previous = [outputs[0]] if not tf.executing_eagerly() else []
-        if bucket.sparse:
-            outputs[0].set_shape([None, *members[0].values.shape[1:]])
-            outputs[1].set_shape([None])
-            slices = tf.IndexedSlices(outputs[0], outputs[1], members[0].dense_shape)
-            results[bucket.members[0]] = slices
-            continue
-        for position, output, member in zip(bucket.members, outputs, members, strict=True):
-            output.set_shape(member.shape)
-            results[position] = output
+
+    def exchange_all() -> list[tf.Tensor]:
+        last: list[tf.Tensor] = []
+        for index, bucket in enumerate(plan.buckets):
+            members = [gradients[position] for position in bucket.members]
+            tensors = [members[0].values, members[0].indices] if bucket.sparse else members
+            with tf.control_dependencies(last):
+                outputs = _exchange(reducer, plan, index, tensors, samples, synchronize)
+            last = [] if tf.executing_eagerly() else outputs[:1]
+            for position, mean in zip(bucket.members, _shaped(outputs, members, bucket.sparse), strict=True):
+                results[position] = mean
+        return last
+
+    if tf.executing_eagerly():
+        exchange_all()
+    else:
+        in_turn(reducer.communicator, exchange_all)
     return results
 
 
-def _host_call(
+def _shaped(outputs: Sequence[tf.Tensor], members: Sequence[Gradient], sparse: bool) -> Sequence[Gradient]:
+    """Local: what came back from the host, with the static shapes of what went there."""
+    if sparse:
+        outputs[0].set_shape([None, *members[0].values.shape[1:]])
+        outputs[1].set_shape([None])
+        return [tf.IndexedSlices(outputs[0], outputs[1], members[0].dense_shape)]
+    for output, member in zip(outputs, members, strict=True):
+        output.set_shape(member.shape)
+    return outputs
+
+
+def _exchange(
     reducer: Reducer,
     plan: BucketPlan,
     index: int,
@@ -72,13 +90,10 @@ def _host_call(
     synchronize: Callable[[], bool] | None,
 ) -> list[tf.Tensor]:
     if tf.executing_eagerly():
-        arrays = reducer.exchange(plan, index, [t.numpy() for t in tensors], float(samples), synchronize)
+        arrays = reducer.exchange(plan, index, [np.asarray(t.numpy()) for t in tensors], float(samples), synchronize)
         return [tf.convert_to_tensor(array) for array in arrays]
 
-    @tf.autograph.experimental.do_not_convert
     def call(count: np.float64, *arrays: Any) -> list[Any]:
         return reducer.exchange(plan, index, arrays, float(count), synchronize)
 
-    with tf.device("CPU:0"):
-        outputs = tf.numpy_function(call, [samples, *tensors], [t.dtype for t in tensors])
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    return host_call(call, [samples, *tensors], [t.dtype for t in tensors])

@@ -55,6 +55,14 @@ def weights_of(agreed: Agreed, rank: int) -> _Weights:
     return _Weights(float(samples[rank]) / total if total else 0.0, 1.0)
 
 
+def zeros(plan: BucketPlan, bucket: Bucket) -> list[Buffer]:
+    """Local: what a rank without gradients puts into a bucket."""
+    specs = [plan.specs[position] for position in bucket.members]
+    if bucket.sparse:
+        return [np.zeros((0, *specs[0].shape[1:]), bucket.dtype), np.zeros(0, np.int64)]
+    return [np.zeros(spec.shape, bucket.dtype) for spec in specs]
+
+
 class Reducer:
     """Averages gradients over all ranks.
 

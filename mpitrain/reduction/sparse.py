@@ -55,7 +55,7 @@ def exchange_rows(
     row_size = int(np.prod(row_shape, dtype=np.int64))
     gathered = int(counts.sum()) * (row_size * wide.itemsize + own_indices.itemsize)
     whole = 2 * (size - 1) / size * rows * row_size * wide.itemsize
-    if gathered > whole:
+    if size > 1 and gathered > whole:
         table = np.zeros((rows, *row_shape), wide.dtype)
         table[own_indices] = own_values
         flat = table.reshape(-1)

@@ -13,8 +13,8 @@ import tensorflow as tf
 from mpitrain.comm.world import World, current_world
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of
-from mpitrain.training.replicas import average_statistics, describe, synchronize, verify_replicas
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of, replicated_state
+from mpitrain.training.replicas import average_statistics, describe, has_value, synchronize, verify_replicas
 
 ATTRIBUTE = "_mpitrain_hook"
 
@@ -42,7 +42,7 @@ class DataParallel(keras.callbacks.Callback):
         self._world = world or current_world()
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
-        self._unverified = False
+        self._unverified = self._fitting = False
         self._hook: _ModelHook | None = None
 
     def set_model(self, model: Any) -> None:
@@ -58,13 +58,13 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             # With several steps a call, a rank's first call may hold fewer updates than another's.
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
-            self._hook.active = True
-            synchronize([v for v in _state(self.model) if _has_value(v)], world=self._world)
+            self._fitting = self._hook.active = True
+            synchronize([v for v in _state(self.model) if has_value(v)], world=self._world)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
         if self._hook is not None:
-            self._hook.active = False
+            self._fitting = self._hook.active = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective, once after the first step: replicas are identical."""
@@ -78,6 +78,11 @@ class DataParallel(keras.callbacks.Callback):
             self._hook.active = True
             average_statistics(_statistics(self.model), world=self._world)
 
+    def on_test_end(self, logs: Any = None) -> None:
+        """Local: metrics are this rank's own again, unless this was the validation of a `fit`."""
+        if self._hook is not None:
+            self._hook.active = self._fitting
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
         if self._hook is None:
@@ -85,6 +90,9 @@ class DataParallel(keras.callbacks.Callback):
         self._exchange.join()
         if logs:
             logs.update(_mean_logs(logs, self._world))
+        stop = np.array([self.model.stop_training], np.uint8)
+        self._world.communicator.all_reduce(stop, "max")
+        self.model.stop_training = bool(stop[0])
         average_statistics(_statistics(self.model), world=self._world)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
             verify_replicas(_replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
@@ -100,17 +108,27 @@ class _ModelHook:
     def __init__(self, model: Any, exchange: Exchange) -> None:
         self.active = False
         self._model, self._exchange = model, exchange
+        self._optimizer: Any = None
         self._depth = 0
         self._synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._train_step: Callable[[Any], Any] = model.train_step
+        self._own_train_step = self._train_step
         self._test_step: Callable[[Any], Any] = model.test_step
-        optimizer_hook = hook_of(model.optimizer) if model.optimizer is not None else None
+
+    def _prepare(self) -> None:
+        """Local: at the first use, and after each new `compile`: cut a compiled step at the exchange."""
+        model = self._model
+        if model.jit_compile or model.optimizer is not self._optimizer:
+            self._synchronized, self._train_step = False, self._own_train_step
+            model.train_function = model.test_function = None
+        self._optimizer = model.optimizer
         if model.jit_compile:
             model.jit_compile = False
-            own_step = type(model).train_step is keras.Model.train_step
-            if own_step and optimizer_hook is not None and not optimizer_hook.accumulation_steps:
-                self._train_step = split_train_step(self._train_step, optimizer_hook)
+            optimizer_hook = hook_of(model.optimizer) if model.optimizer is not None else None
+            plain_step = type(model).train_step is keras.Model.train_step
+            if plain_step and optimizer_hook is not None and not optimizer_hook.accumulation_steps:
+                self._train_step = split_train_step(self._own_train_step, optimizer_hook)
 
     @classmethod
     def of(cls, model: Any, exchange: Exchange) -> _ModelHook:
@@ -122,8 +140,8 @@ class _ModelHook:
             object.__setattr__(model, "train_step", hook.train_step)
             object.__setattr__(model, "test_step", hook.test_step)
             object.__setattr__(model, "get_metrics_result", hook.metrics_result)
-            model.train_function = model.test_function = None
         found: _ModelHook = model.__dict__[ATTRIBUTE]
+        found._prepare()
         return found
 
     def train_step(self, data: Any) -> Any:
@@ -154,9 +172,7 @@ class _ModelHook:
         return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
 
 
-def global_metrics(
-    metrics: Sequence[Any], result: Callable[[], dict[str, Any]], world: World
-) -> dict[str, Any]:
+def global_metrics(metrics: Sequence[Any], result: Callable[[], dict[str, Any]], world: World) -> dict[str, Any]:
     """Collective: Keras metrics over the samples of all ranks.
 
     The state of Keras metrics is made of sums and counts; those are added, and the result is
@@ -204,16 +220,16 @@ def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:
         # they train at the first update.
         with contextlib.suppress(Exception):
             model._symbolic_build(data_batch=data)
-        synchronize([v for v in _state(model) if _has_value(v)], world=world)
-
-
-def _has_value(variable: Any) -> bool:
-    return tuple(np.shape(variable.numpy())) == tuple(variable.shape)
+        synchronize([v for v in _state(model) if has_value(v)], world=world)
 
 
 def _state(model: Any) -> list[Any]:
     """All that must be the same before the first step."""
-    found = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
+    found = [*model.variables]
+    if model.optimizer is not None:
+        hook = hook_of(model.optimizer)
+        started = hook is not None and hook.synchronized
+        found += replicated_state(model.optimizer) if started else model.optimizer.variables
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return list({id(v): v for v in found if id(v) not in metrics}.values())
 
@@ -225,4 +241,4 @@ def _statistics(model: Any) -> list[Any]:
 
 def _replicated(model: Any) -> list[Any]:
     """What the optimizer keeps identical: weights that are trained, and its own state."""
-    return [*model.trainable_variables, *model.optimizer.variables]
+    return [*model.trainable_variables, *replicated_state(model.optimizer)]

@@ -29,7 +29,7 @@ def split_train_step(train_step: TrainStep, hook: _Hook) -> TrainStep:
         hook.captured = []
         try:
             logs = train_step(data)
-            gradients, found = hook.captured[0]
+            gradients, found = hook.captured[0] if hook.captured else ([], [])  # nothing to train
         finally:
             hook.captured = None
         present = [(g, v) for g, v in zip(gradients, found, strict=True) if g is not None]
@@ -39,6 +39,8 @@ def split_train_step(train_step: TrainStep, hook: _Hook) -> TrainStep:
     @tf.function(jit_compile=True)
     def update(means: list[Any]) -> None:
         hook.apply_means(means, variables)
+
+    hook.compiled_update = update
 
     def step(data: Any) -> Any:
         logs, gradients = forward_backward(data)

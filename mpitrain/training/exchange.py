@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mpitrain.comm.agreement import signature_of
+from mpitrain.comm.agreement import Agreed, signature_of
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import CollectiveError
-from mpitrain.reduction.reducer import Reducer, Statistics
+from mpitrain.reduction.buckets import BucketPlan
+from mpitrain.reduction.reducer import Reducer, Statistics, zeros
+from mpitrain.training import replicas
 
 _samples: contextvars.ContextVar[Any] = contextvars.ContextVar("samples", default=1.0)
 
@@ -33,23 +37,37 @@ def sample_count(samples: Any) -> Iterator[None]:
         _samples.reset(token)
 
 
+def current_samples() -> Any:
+    """Local: the number that `sample_count` set, or 1."""
+    return _samples.get()
+
+
 class Exchange:
     """Gradient exchange of one job."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
-        self._empty_updates: dict[int, Callable[[], None]] = {}
+        self._numbers = itertools.count()
+        # Weak: an optimizer, and with it its variables, goes when the program drops it.
+        self._empty_updates: weakref.WeakValueDictionary[int, Callable[[], None]] = weakref.WeakValueDictionary()
+        self._plans: dict[int, BucketPlan] = {}
+        self._synchronized: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     @property
     def statistics(self) -> Statistics:
         """Where the time went, on this rank."""
         return self.reducer.statistics
 
+    def next_number(self) -> int:
+        """Local: 0, 1, 2, ...: tells optimizers apart, whose variables may have equal names."""
+        return next(self._numbers)
+
     def mean(
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any],
+        title: str,
         synchronize: Callable[[], bool] | None = None,
     ) -> list[Any]:
         """Collective: the mean of gradients over the samples of all ranks; None stays None.
@@ -57,33 +75,39 @@ class Exchange:
         Args:
             gradients: tensors, `tf.IndexedSlices` or None.
             variables: of which they are the gradients.
+            title: whose gradients these are, the same on all ranks.
             synchronize: see `Reducer.exchange`.
         """
-        if self.world.size == 1:
-            return list(gradients)
-        from mpitrain.reduction.graph import mean_gradients
-
         present = [position for position, gradient in enumerate(gradients) if gradient is not None]
-        if not present:
+        if self.world.size == 1 or not present:
             return list(gradients)
-        means = mean_gradients(
-            self.reducer,
-            [gradients[p] for p in present],
-            [variables[p] for p in present],
-            _samples.get(),
-            synchronize,
-        )
+        from mpitrain.reduction.graph import mean_gradients, plan_of
+
+        own = [gradients[position] for position in present]
+        plan = plan_of(own, [variables[position] for position in present], title)
+        self._plans.setdefault(signature_of(plan.description), plan)
         result: list[Any] = list(gradients)
+        means = mean_gradients(self.reducer, plan, own, _samples.get(), synchronize)
         for position, mean in zip(present, means, strict=True):
             result[position] = mean
         return result
 
+    def synchronize_once(self, variables: Sequence[Any]) -> bool:
+        """Collective: rank 0's values for variables that were not given here before; True if any differed.
+
+        Variables without a value, which exist only in the graph being traced, are left as they are.
+        """
+        new = [v for v in variables if hasattr(v, "assign") and self._synchronized.get(id(v)) is not v]
+        self._synchronized.update({id(v): v for v in new})
+        valued = [v for v in new if replicas.has_value(v)]
+        return bool(valued) and replicas.synchronize(valued, world=self.world)
+
     def knows(self, description: str) -> bool:
-        """Local: whether this rank can take part in that update without data."""
+        """Local: whether this rank can make that update without data."""
         return signature_of(description) in self._empty_updates
 
     def register_empty_update(self, description: str, update: Callable[[], None]) -> None:
-        """Local: how this rank takes part, with nothing of its own, in the update so described."""
+        """Local: how this rank makes the update so described with nothing of its own; kept by a weak reference."""
         self._empty_updates[signature_of(description)] = update
 
     def join(self, finished: bool = False) -> None:
@@ -93,26 +117,36 @@ class Exchange:
             finished: this rank is at the end of its program and leaves only with all the others.
 
         Raises:
-            CollectiveError: the others make an update this rank has never made.
+            CollectiveError: the others do something in which this rank cannot take part.
         """
         if self.world.size == 1:
             return
+        known = self._plans if finished else self._empty_updates
         while True:
-            agreed = self.world.agreement.idle(finished)
+            agreed = self.world.agreement.idle(finished, lambda signature: signature in known)
             if agreed.signature is None:
                 if not finished or agreed.finished:
                     return
-                continue
-            update = self._empty_updates.get(agreed.signature)
-            if update is None:
-                if finished:
-                    return  # the others were told by the same header, and raise
+            elif agreed.possible:
+                self._contribute_nothing(agreed, agreed.signature)
+            elif not finished:
                 raise CollectiveError(
                     f"rank {self.world.rank} ({self.world.hosts[self.world.rank]}) has no data left while others go on "
-                    "with an operation it has never done itself, so it cannot take part. Give every rank at least one batch."
+                    "with an operation in which some rank without data cannot take part. Give every rank at least "
+                    "one batch, and update with a DistributedOptimizer."
                 )
-            self.reducer.contribute_nothing(agreed)
+
+    def _contribute_nothing(self, agreed: Agreed, signature: int) -> None:
+        """Collective: one update of the others."""
+        self.reducer.contribute_nothing(agreed)
+        update = self._empty_updates.get(signature)
+        if update is not None:
             update()
+            return
+        # Of a tape, or of an optimizer that is gone: nothing here has to follow.
+        plan = self._plans[signature]
+        for index, bucket in enumerate(plan.buckets):
+            self.reducer.exchange(plan, index, zeros(plan, bucket), 0.0)
 
 
 @functools.cache

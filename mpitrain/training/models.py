@@ -85,9 +85,7 @@ def _from_function(spec: str, **arguments: Any) -> keras.Model:
 
 def _end(hidden: Any, units: int, classify: bool) -> Any:
     hidden = keras.layers.Dense(units, name="logits" if classify else "values")(hidden)
-    return keras.layers.Activation("softmax" if classify else "linear", dtype="float32", name="output")(
-        hidden
-    )
+    return keras.layers.Activation("softmax" if classify else "linear", dtype="float32", name="output")(hidden)
 
 
 def _mlp(shape: Shape, units: int, classify: bool) -> keras.Model:
@@ -117,16 +115,14 @@ def _cnn(shape: Shape, units: int, classify: bool) -> keras.Model:
         if side <= 6:
             break
     hidden = layers.Flatten()(hidden) if max(height, width) < 64 else layers.GlobalAveragePooling2D()(hidden)
-    hidden = layers.Dropout(0.25)(hidden)
+    hidden = layers.Dropout(0.5)(hidden)
     hidden = layers.Dense(64, activation="relu")(hidden)
     return keras.Model(inputs, _end(hidden, units, classify), name="cnn")
 
 
 def _image(spec: str, shape: Shape) -> tuple[int, int]:
     if len(shape) != 3:
-        raise ModelError(
-            f"{spec} needs images (height, width, channels), these samples have shape {shape}: use mlp"
-        )
+        raise ModelError(f"{spec} needs images (height, width, channels), these samples have shape {shape}: use mlp")
     height, width, _ = shape
     return int(height or 0), int(width or 0)
 

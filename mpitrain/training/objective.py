@@ -35,15 +35,13 @@ def check_fits(model: keras.Model, source: DataSource) -> None:
         if shape not in (wanted, source.label_shape):
             raise ModelError(
                 f"the model's output has shape {shape} for each sample, the values to predict have "
-                f"{wanted}: give its last layer "
-                f"{wanted[0]} units"
+                f"{wanted}: give its last layer {wanted[0]} units"
             )
         return
     if len(shape) != 1:
         raise ModelError(
             f"the model's output has shape {shape} for each sample, but the labels are one class number "
-            "each: end it in "
-            f"Flatten or pooling and a Dense layer of {source.num_classes} units"
+            f"each: end it in Flatten or pooling and a Dense layer of {source.num_classes} units"
         )
     binary = shape == (1,) and source.num_classes == 2 and _activation(model) != "softmax"
     if shape[0] < source.num_classes and not binary:
@@ -90,9 +88,7 @@ def _output(model: keras.Model, source: DataSource) -> np.ndarray[Any, Any]:
             "give it such an input, or other data"
         ) from error
     if isinstance(output, (list, tuple, dict)):
-        raise ModelError(
-            f"the model has {len(output)} outputs, but each sample one label: give the model one output"
-        )
+        raise ModelError(f"the model has {len(output)} outputs, but each sample one label: give the model one output")
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(output, "float32")))
 
 

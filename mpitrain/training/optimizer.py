@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
-from mpitrain.reduction.buckets import TensorSpec, plan_buckets
-from mpitrain.reduction.graph import spec_of
-from mpitrain.training.exchange import Exchange, exchange_of, sample_count
-from mpitrain.training.replicas import synchronize
+from mpitrain.reduction.buckets import TensorSpec
+from mpitrain.reduction.graph import plan_of
+from mpitrain.training.exchange import Exchange, current_samples, exchange_of, sample_count
+from mpitrain.training.replicas import has_value, synchronize
 
 ATTRIBUTE = "_mpitrain_hook"
 
@@ -27,7 +28,8 @@ def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any: 
     `gradient_accumulation_steps` it is taken once per update, of the accumulated gradients. Before
     the first update, variables and optimizer state become those of rank 0.
 
-    Calls of `apply`, `apply_gradients` and Keras' `fit` are collective from then on.
+    Calls of `apply`, `apply_gradients` and Keras' `fit` are collective from then on. Make the
+    distributed optimizers of a program in the same order on all ranks.
 
     Args:
         optimizer: a built or new `keras.optimizers.Optimizer`; calling this again changes nothing.
@@ -45,6 +47,9 @@ def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any: 
             "give an object, as in DistributedOptimizer(keras.optimizers.Adam())."
         )
     world = world or current_world()
+    inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
+    if inner is not None:
+        inner.remove()
     if world.size > 1 and hook_of(optimizer) is None:
         _Hook(optimizer, exchange_of(world)).install()
     return optimizer
@@ -52,28 +57,51 @@ def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any: 
 
 def hook_of(optimizer: Any) -> _Hook | None:
     """Local: what DistributedOptimizer added to `optimizer`, if anything."""
-    return optimizer.__dict__.get(ATTRIBUTE)
+    found: _Hook | None = optimizer.__dict__.get(ATTRIBUTE)
+    return found
+
+
+def replicated_state(optimizer: Any) -> list[Any]:
+    """Local: variables of a distributed optimizer that are the same on all ranks between any two steps.
+
+    Gradients that are being accumulated are each rank's own, and so is the number of steps since the
+    last update.
+    """
+    own = [*getattr(optimizer, "_accumulated_gradients", []), optimizer._iterations]
+    hook = hook_of(optimizer)
+    excluded = {id(v) for v in own} if hook is not None and hook.accumulation_steps else set()
+    return [v for v in optimizer.variables if id(v) not in excluded]
 
 
 class _Hook:
     """What is patched into one optimizer.
 
     Attributes:
-        captured: while a list, `apply` only notes the gradients there (see `jit`).
+        accumulation_steps: steps of which one exchange takes the mean; 0 when every step exchanges.
+        captured: while a list, `apply` only notes the gradients there (see `compiled`).
+        compiled_update: applies means where the step is compiled, so that a rank without data does it
+            with the same bits.
+        synchronized: the replicas were made identical before the first update.
     """
 
     def __init__(self, optimizer: Any, exchange: Exchange) -> None:
         self.exchange = exchange
         self.optimizer = optimizer
         self.captured: list[tuple[list[Any], list[Any]]] | None = None
+        self.compiled_update: Callable[[list[Any]], None] | None = None
+        self.synchronized = self._traced = False
+        self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
-        self._synchronized = False
         self._variables: list[Any] = []
+        self._empty_updates: list[Callable[[], None]] = []  # the exchange refers to them weakly
         # Inside a LossScaleOptimizer a rank may skip an update that others make, so there the mean
         # is taken outside, for every micro-batch.
         self.accumulation_steps = int(getattr(optimizer, "gradient_accumulation_steps", None) or 0)
         if hasattr(optimizer, "inner_optimizer"):
             self.accumulation_steps = 0
+        if self.accumulation_steps:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def install(self) -> None:
         optimizer = self.optimizer
@@ -82,66 +110,117 @@ class _Hook:
         object.__setattr__(optimizer, "apply", self.apply)
         if self.accumulation_steps:
             clip = optimizer._clip_gradients
-            object.__setattr__(optimizer, "_clip_gradients", lambda grads: clip(self._mean(grads, self._variables)))
+            object.__setattr__(optimizer, "_clip_gradients", lambda grads: clip(self._mean_of_accumulated(grads)))
 
+    def remove(self) -> None:
+        for name in (ATTRIBUTE, "apply", "_clip_gradients"):
+            if name in self.optimizer.__dict__:
+                object.__delattr__(self.optimizer, name)
+
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Collective: as `Optimizer.apply`, with the mean of the gradients of all ranks."""
+        _refuse_inside_loss_scaling(self.optimizer)
         grads = list(grads)
         if trainable_variables is None:
             variables = list(self.optimizer._trainable_variables)
         else:
-            variables = list(trainable_variables)
+            trainable_variables = variables = list(trainable_variables)
         if self.captured is not None:
             self.captured.append((grads, variables))
             return None
-        return self._apply(self.prepare(grads, variables), trainable_variables and variables)
+        return self._apply(self.prepare(grads, variables), trainable_variables)
 
     def prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Collective: the mean of gradients, or where they are accumulated, the gradients as they are."""
+        """Collective: the mean of gradients; where they are accumulated, their sum over this rank's samples."""
+        if not tf.executing_eagerly() and not self._traced:
+            # What the graph reads may be read before its first exchange assigns it.
+            self._traced = True
+            with tf.init_scope():
+                synchronize([v for v in self._state(variables) if has_value(v)], world=self.exchange.world)
         if not self.accumulation_steps:
-            return self._mean(grads, variables)
+            self._register(grads, variables)
+            return self.exchange.mean(grads, variables, self._title, lambda: self._synchronize(variables))
+        samples = tf.cast(current_samples(), tf.float64)
+        self._accumulated_samples.assign_add(samples)
+        sums = [None if g is None else tf.convert_to_tensor(g) * tf.cast(samples, g.dtype) for g in grads]
         self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        self._register(grads, variables)
-        return list(grads)
+        self._register(sums, variables)
+        return sums
 
     def apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> None:
         """Local: the rest of the update, after the exchange."""
         self._apply(means, variables)
 
-    def _mean(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        if not self.accumulation_steps:
-            self._register(grads, variables)
-        return self.exchange.mean(grads, variables, lambda: self._synchronize(variables))
+    def _mean_of_accumulated(self, grads: Sequence[Any]) -> list[Any]:
+        """Collective: the mean over the samples of all micro-batches of all ranks.
+
+        Args:
+            grads: sums over this rank's samples, divided by the number of micro-batches, as Keras does.
+        """
+        samples = self._accumulated_samples.read_value()
+        factor = tf.math.divide_no_nan(tf.cast(self.accumulation_steps, tf.float64), samples)
+        own = [g * tf.cast(factor, g.dtype) for g in grads]
+        variables = self._variables
+        with sample_count(samples):
+            means = self.exchange.mean(own, variables, self._title, lambda: self._synchronize(variables))
+        self._accumulated_samples.assign(0.0)
+        return means
 
     def _synchronize(self, variables: Sequence[Any]) -> bool:
         """Collective, at the first update: rank 0's variables on all ranks; True if some rank had others."""
-        if self._synchronized:
+        if self.synchronized:
             return False
-        self._synchronized = True
-        state = [*variables, *(self.optimizer.variables if self.optimizer.built else [])]
-        return synchronize(_unique(state), world=self.exchange.world)
+        self.synchronized = True
+        return synchronize(self._state(variables), world=self.exchange.world)
+
+    def _state(self, variables: Sequence[Any]) -> list[Any]:
+        state = [*variables, *(replicated_state(self.optimizer) if self.optimizer.built else [])]
+        return list({id(variable): variable for variable in state}.values())
 
     def _register(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Tell the exchange how to make this update when this rank has no data left."""
         pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        description = plan_buckets([spec_of(gradient, variable) for gradient, variable in pairs]).description
-        if not pairs or self.exchange.knows(description):
+        if not pairs:
             return
         kept = [variable for _, variable in pairs]
-        zeros = [functools.partial(_zero, spec_of(gradient, variable)) for gradient, variable in pairs]
+        plan = plan_of([gradient for gradient, _ in pairs], kept, self._title)
+        if self.exchange.knows(plan.description):
+            return
 
-        @tf.function
         def nothing() -> None:
+            zeros = [_zero(spec) for spec in plan.specs]
             with sample_count(0.0):
-                self.apply([zero() for zero in zeros], kept)
+                if self.compiled_update is not None:
+                    self.compiled_update(self.prepare(zeros, kept))
+                else:
+                    self.apply(zeros, kept)
 
-        self.exchange.register_empty_update(description, lambda: self._catch_up(nothing))
+        # As the others do it, so that it gives the same bits.
+        update = nothing if tf.executing_eagerly() else tf.function(nothing, autograph=False)
 
-    def _catch_up(self, nothing: Callable[[], None]) -> None:
-        if self.accumulation_steps:
-            while (int(self.optimizer._iterations.numpy()) + 1) % self.accumulation_steps:
-                nothing()  # a micro-batch of zeros: no exchange yet
-        nothing()
+        def catch_up() -> None:
+            if self.accumulation_steps:
+                while (int(self.optimizer._iterations.numpy()) + 1) % self.accumulation_steps:
+                    update()  # a micro-batch of zeros: no exchange yet
+            update()
+
+        self._empty_updates.append(catch_up)
+        self.exchange.register_empty_update(plan.description, catch_up)
+
+
+def _refuse_inside_loss_scaling(optimizer: Any) -> None:
+    """There each rank decides by itself whether to make an update, and the others would wait for it."""
+    frame = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.optimizers.LossScaleOptimizer) and caller.inner_optimizer is optimizer:
+            raise UsageError(
+                "DistributedOptimizer was given the optimizer inside a LossScaleOptimizer, where ranks may skip "
+                "different steps. Give it the LossScaleOptimizer: call DistributedOptimizer(model.optimizer) after "
+                "compile(), which makes one under mixed_float16, or use the callback DataParallel."
+            )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _zero(spec: TensorSpec) -> Any:
@@ -149,7 +228,3 @@ def _zero(spec: TensorSpec) -> Any:
         return tf.zeros(spec.shape, spec.dtype)
     values = tf.zeros((0, *spec.shape[1:]), spec.dtype)
     return tf.IndexedSlices(values, tf.zeros((0,), tf.int64), tf.constant(spec.shape, tf.int64))
-
-
-def _unique(variables: Sequence[Any]) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from mpitrain.comm.world import World
 from mpitrain.errors import ReplicaError
@@ -47,11 +48,13 @@ def differing(variables: Sequence[Any], *, world: World) -> list[tuple[int, list
     """Collective: positions of variables that differ between ranks, each with the ranks that differ from rank 0."""
     variables = list(variables)
     world.agreement.call(f"checksums of {describe(variables)}")
-    own = np.array([zlib.crc32(np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8)) for v in variables], np.int64)
+    own = np.array(
+        [zlib.crc32(np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8).data) for v in variables], np.int64
+    )
     sums = np.zeros((world.size, len(own)), np.int64)
     world.communicator.all_gather(own, sums)
     return [
-        (position, [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[0, position])])
+        (int(position), [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[0, position])])
         for position in np.flatnonzero((sums != sums[0]).any(axis=0))
     ]
 
@@ -105,6 +108,13 @@ def average_statistics(variables: Sequence[Any], *, world: World) -> None:
         variable.assign((value / world.size).reshape(tuple(variable.shape)).astype(_dtype(variable)))
 
 
+def has_value(variable: Any) -> bool:
+    """Local: whether a variable can be read now; some exist only while a graph is traced."""
+    try:
+        return tuple(np.shape(variable.numpy())) == tuple(variable.shape)
+    except (tf.errors.FailedPreconditionError, NotImplementedError, AttributeError, ValueError):
+        return False
+
+
 def _dtype(variable: Any) -> Any:
-    dtype = variable.dtype
-    return getattr(dtype, "as_numpy_dtype", None) or variable.numpy().dtype
+    return tf.as_dtype(variable.dtype).as_numpy_dtype

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.comm.world import World
-from mpitrain.training.exchange import current_exchange, sample_count
+from mpitrain.training.exchange import current_exchange, current_samples, sample_count
 
 
 class DistributedGradientTape:
@@ -22,24 +22,41 @@ class DistributedGradientTape:
         self._tape = tape
         self._exchange = current_exchange(world)
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, *, samples: Any = None) -> Any:
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        *,
+        samples: Any = None,
+    ) -> Any:
         """Collective: gradients of `target`, averaged over all ranks.
+
+        Variables become those of rank 0 when they are first seen here: in a `tf.function` while it is
+        traced; eagerly before the exchange, where the gradients of ranks with other values do not count
+        that once.
 
         Args:
             target: tensor to differentiate.
             sources: variables, in any nest.
             output_gradients: as for `tf.GradientTape.gradient`.
-            samples: samples behind this rank's gradient, number or scalar tensor; all ranks weigh
-                the same without it.
+            unconnected_gradients: as for `tf.GradientTape.gradient`.
+            samples: samples behind this rank's gradient, number or scalar tensor. Without it, what
+                `sample_count` says; without that all ranks weigh the same.
         """
-        gradients = self._tape.gradient(target, sources, output_gradients)
-        flat = tf.nest.flatten(gradients)
+        gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
-        if samples is None:
-            means = self._exchange.mean(flat, variables)
-        else:
-            with sample_count(samples):
-                means = self._exchange.mean(flat, variables)
+        if not tf.executing_eagerly() and self._exchange.world.size > 1:
+            with tf.init_scope():
+                self._exchange.synchronize_once(variables)
+        with sample_count(current_samples() if samples is None else samples):
+            means = self._exchange.mean(
+                tf.nest.flatten(gradients),
+                variables,
+                "gradients of a tape",
+                lambda: self._exchange.synchronize_once(variables),
+            )
         return tf.nest.pack_sequence_as(sources, means)
 
     def __enter__(self) -> DistributedGradientTape:

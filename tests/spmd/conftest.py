@@ -86,9 +86,7 @@ class Agreement:
         MPI.COMM_WORLD.Abort(1)
         os._exit(1)
 
-    def excepthook(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """An exception outside of pytest's own handling."""
         self.abort("".join(traceback.format_exception(kind, error, trace)))
 

@@ -1,0 +1,1 @@
+"""How is it driven? One module a subcommand: its arguments, and what it prints."""

@@ -1,0 +1,161 @@
+"""`mpitrain bench`: measures, and prints a Markdown table; raw numbers go to a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mpitrain.bench import exchange, memory, peers, start, step
+from mpitrain.bench.processes import Mpirun
+from mpitrain.bench.report import Report, Row, job, machine
+from mpitrain.bench.workload import MODELS
+from mpitrain.comm.world import World, init
+from mpitrain.errors import AgreedError, UsageError
+
+Subparsers = Any  # argparse._SubParsersAction, which is private
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Local: add `bench` and its benchmarks to the command line."""
+    parser = subparsers.add_parser("bench", help="measure speed, memory and start", description=__doc__)
+    names = parser.add_subparsers(dest="benchmark", required=True, metavar="NAME")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", type=Path, metavar="FILE", help="where every single measurement is written")
+    common.add_argument("--repeat", type=_positive(int), default=9, metavar="R", help="rounds (default 9)")
+    models = argparse.ArgumentParser(add_help=False)
+    models.add_argument("--models", type=_list(_model), default=list(MODELS), metavar="A,B", help="of all models")
+    models.add_argument("--batch-size", type=_positive(int), default=16, metavar="N", help="per rank (default 16)")
+    blocks = argparse.ArgumentParser(add_help=False)
+    blocks.add_argument(
+        "--block-seconds", type=_positive(float), default=step.BLOCK_SECONDS, metavar="S", help="length of a turn"
+    )
+    jobs = argparse.ArgumentParser(add_help=False)
+    jobs.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    jobs.add_argument("--mpirun", metavar="COMMAND", help="mpirun with its options, if it needs any")
+
+    own = names.add_parser("exchange", parents=[common], help="the exchange against MPI_Allreduce (under mpirun)")
+    own.add_argument("--mebibytes", type=_list(_positive(float)), default=list(exchange.MEBIBYTES), metavar="A,B")
+    own.add_argument("--tensors", type=_list(_positive(int)), default=list(exchange.TENSORS), metavar="A,B")
+    own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
+    names.add_parser("step", parents=[common, models, blocks], help="the training step (under mpirun)")
+    names.add_parser("peers", parents=[common, models, blocks], help="the step beside other libraries (under mpirun)")
+    names.add_parser("memory", parents=[common, models, jobs], help="peak memory (starts its own mpirun)")
+    names.add_parser("start", parents=[common, jobs], help="import and start (starts its own mpirun)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collective under mpirun: measure, print on rank 0, write the JSON file.
+
+    Raises:
+        AgreedError: on all ranks: the benchmark needs more of them, or the file cannot be written.
+        UsageError: the same outside mpirun.
+    """
+    asked = {key: value for key, value in vars(arguments).items() if isinstance(value, str | int | float | list)}
+    setting = machine(asked)
+    if arguments.benchmark in ("memory", "start"):
+        mpirun = Mpirun.find(arguments.mpirun)
+        _writable(arguments.json)
+        rows = _print(_in_own_jobs(mpirun, arguments))
+        _write(arguments.json, Report(arguments.benchmark, {**setting, "mpirun": list(mpirun.command)}, rows))
+        return 0
+    world = init()
+    refusal = _refusal(arguments.json) if world.is_root else None
+    refusal = world.communicator.broadcast_obj(refusal)
+    if refusal:
+        raise AgreedError(refusal)
+    measured = _in_this_job(world, arguments)
+    rows = _print(measured) if world.is_root else tuple(measured)
+    setting |= job(world)
+    if world.is_root:
+        _write(arguments.json, Report(arguments.benchmark, setting, rows))
+    return 0
+
+
+def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
+    if arguments.benchmark == "exchange":
+        sizes = (arguments.mebibytes, arguments.tensors)
+        return exchange.measure(world, *sizes, repeat=arguments.repeat, rate=arguments.rate)
+    timing = step.Timing(arguments.repeat, arguments.block_seconds)
+    others = peers.start(world, peers.available()) if arguments.benchmark == "peers" else {}
+    return step.measure(world, arguments.models, arguments.batch_size, timing, others)
+
+
+def _in_own_jobs(mpirun: Mpirun, arguments: argparse.Namespace) -> Iterator[Row]:
+    if arguments.benchmark == "start":
+        return start.measure(mpirun, arguments.ranks, arguments.repeat)
+    return memory.measure(mpirun, arguments.models, arguments.ranks, arguments.batch_size, arguments.repeat)
+
+
+def _print(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Print each row of a Markdown table as soon as it is measured."""
+    printed: list[Row] = []
+    for row in rows:
+        cells = {**row.case, **row.figures}
+        if not printed:
+            print(_line(cells, cells))
+            print(_line(cells, ["---:"] * len(cells)), flush=True)
+        print(_line(cells, [_cell(value) for value in cells.values()]), flush=True)
+        printed.append(row)
+    return tuple(printed)
+
+
+def _line(titles: Iterable[str], cells: Iterable[str]) -> str:
+    padded = [f"{cell:>{max(len(title), 8)}}" for title, cell in zip(titles, cells, strict=True)]
+    return f"| {' | '.join(padded)} |"
+
+
+def _cell(value: str | int | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _refusal(path: Path | None) -> str | None:
+    """Why the file cannot be written, found out before anything is measured."""
+    if path is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            return None
+    except OSError as error:
+        return f"--json {path} cannot be written ({error.strerror}): give another file"
+
+
+def _writable(path: Path | None) -> None:
+    refusal = _refusal(path)
+    if refusal:
+        raise UsageError(refusal)
+
+
+def _write(path: Path | None, report: Report) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report.as_json(), indent=1, default=str) + "\n")
+
+
+def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < math.inf:
+            word = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text!r} is no positive {word}")
+        return value
+
+    return read
+
+
+def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(item) for item in text.split(",")]
+
+
+def _model(name: str) -> str:
+    if name not in MODELS:
+        raise argparse.ArgumentTypeError(f"there is no model {name!r}: name some of {', '.join(MODELS)}")
+    return name

@@ -1,0 +1,116 @@
+"""The command `mpitrain`, on every rank: rank 0 speaks, and what one rank refuses, all leave with."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+from mpitrain import __version__
+from mpitrain.comm.together import together
+from mpitrain.comm.world import init
+from mpitrain.errors import AgreedError, LauncherError, UsageError
+from mpitrain.runtime.launcher import detect
+
+# Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`.
+COMMANDS = ("train", "bench")
+HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of one command: errors in one sentence, help from rank 0 only.
+
+    Args:
+        options: as for argparse.ArgumentParser.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Local: raise instead of printing.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        launcher = detect(os.environ)
+        if launcher is None or launcher.rank in (None, 0):
+            super()._print_message(message, file)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Collective: run the command that the arguments name, `train` by default.
+
+    Args:
+        argv: arguments without the program's name; those of this process by default.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: only this rank has it, so leaving would let the others wait: the job is to be ended.
+    """
+    launcher = detect(os.environ)
+    try:
+        command, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        code: int = command.run(arguments)
+        return code
+    except AgreedError as error:
+        return _refuse(error, speak=init().is_root)
+    except LauncherError as error:
+        # There is no job to agree in. Each host speaks: what is wrong may be wrong on one of them only.
+        first = launcher is None or launcher.local_rank in (None, 0)
+        if not first:
+            time.sleep(HEARD_SECONDS)
+        return _refuse(error, speak=first)
+    except UsageError as error:
+        if launcher is not None:
+            raise
+        return _refuse(error, speak=True)
+
+
+def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """Collective where the arguments are wrong, so that no rank leaves before rank 0 has said so."""
+    name = argv[0] if argv and argv[0] in COMMANDS else "train"
+    rest = argv[1:] if argv and argv[0] == name else argv
+    parser = Parser(prog="mpitrain")
+    parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
+    if rest == ["--version"]:
+        parser.parse_args(rest)
+    command = importlib.import_module(f"mpitrain.cli.{name}")
+    command.add_parser(parser.add_subparsers(parser_class=Parser))
+    try:
+        return command, parser.parse_args([name, *rest])
+    except UsageError as error:
+        leave_with(error)
+
+
+def leave_with(error: UsageError) -> NoReturn:
+    """Collective: tell all ranks of an error that this one may have alone, before the job's options are known.
+
+    Raises:
+        AgreedError: always; the other ranks are in the first agreement of their command.
+    """
+    world = init()
+
+    def fail() -> None:
+        raise error
+
+    together(world.communicator, world.hosts, fail)
+    raise AssertionError("together raises what its action raises")
+
+
+def _refuse(error: UsageError, speak: bool) -> int:
+    if speak:
+        sys.stdout.flush()
+        sys.stderr.write(f"mpitrain: {error}\n")
+        sys.stderr.flush()
+    return error.exit_code

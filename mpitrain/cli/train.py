@@ -1,0 +1,173 @@
+"""`mpitrain train`, or just `mpitrain`: trains a model on all ranks that were started."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpitrain import __version__
+from mpitrain.comm.together import same, together
+from mpitrain.comm.world import World, init
+from mpitrain.config import Rule, TrainConfig, merge, read_file, rules
+from mpitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpitrain.training.job import Job
+    from mpitrain.training.trainer import Summary
+
+EPILOG = (
+    "Under mpirun -np N the job has N ranks. Every option can stand in FILE.toml. Measure with: mpitrain bench --help"
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Local: add `train` and its options to the command line."""
+    parser = subparsers.add_parser("train", prog="mpitrain", description=__doc__, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="options; the command line wins")
+    defaults = TrainConfig()
+    for name, rule in rules().items():
+        flag = "--" + name.replace("_", "-")
+        if rule.kind is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=rule.help)
+        else:
+            # Texts: `config` converts them, as it does those of a file.
+            parser.add_argument(
+                flag, default=argparse.SUPPRESS, metavar=_metavar(rule), help=_help(rule, getattr(defaults, name))
+            )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collective: train, and print what came of it on rank 0.
+
+    Raises:
+        AgreedError: on every rank, for what the user can mend.
+    """
+    began = time.perf_counter()
+    config, error = _configure(arguments)
+    world = init(
+        device=config.device,
+        gpu_memory=config.gpu_memory,
+        share_gpus=config.share_gpus,
+        threads=_threads(config),
+        verbose=config.verbose,
+    )
+    _agree(world, config, error)
+    with contextlib.ExitStack() as stack:
+        if not world.is_root:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
+        _quiet(world, config.verbose, stack)
+        from mpitrain.training.job import prepare
+
+        job = prepare(config, world)
+        if world.is_root:
+            print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)
+        summary = job.trainer.fit(job.source, config.output)
+        if world.is_root:
+            print(*_results(summary, time.perf_counter() - began), sep="\n", flush=True)
+    return 0
+
+
+def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError | None]:
+    """The options; or the defaults, and what is wrong on this rank."""
+    given = {name: value for name, value in vars(arguments).items() if name in rules()}
+    try:
+        file = None if arguments.config is None else read_file(arguments.config)
+        return merge(given, file, str(arguments.config)), None
+    except UsageError as error:
+        return TrainConfig(), error
+
+
+def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
+    """Collective: leave if the options are wrong on some rank, or differ, or nothing could be saved."""
+
+    def check() -> None:
+        if error is not None:
+            raise error
+        if world.is_root:
+            from mpitrain.training.output import prepare_directory
+
+            prepare_directory(Path(config.output))
+
+    together(world.communicator, world.hosts, check)
+    options = dataclasses.asdict(config)
+    same(
+        world.communicator,
+        world.hosts,
+        {f"option --{name.replace('_', '-')}": value for name, value in options.items()},
+    )
+
+
+def _quiet(world: World, verbose: bool, stack: contextlib.ExitStack) -> None:
+    """Local: no messages of TensorFlow unless wanted; no warnings but from rank 0."""
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if verbose:
+        return
+    for name in ("absl", "tensorflow"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    stack.enter_context(warnings.catch_warnings())
+    if not world.is_root:
+        warnings.simplefilter("ignore")
+
+
+def _threads(config: TrainConfig) -> tuple[int | None, int | None] | None:
+    threads = (config.intra_threads, config.inter_threads)
+    return None if threads == (None, None) else threads
+
+
+def _heading(world: World) -> str:
+    ranks, hosts = world.size, world.topology.node_count
+    threads = world.threads
+    return (
+        f"mpitrain {__version__}: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, "
+        f"{world.devices.description}, {threads.intra} intra-op and {threads.inter} inter-op threads a rank"
+    )
+
+
+def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
+    source, model = job.source, job.model
+    rate = float(job.optimizer.learning_rate.numpy())
+    classes = "regression" if source.num_classes is None else f"{source.num_classes} classes"
+    counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
+    return [
+        f"data       {source.description}: {counts} test samples, {classes}",
+        f"model      {config.model}: {model.count_params():,} parameters, {config.precision}",
+        f"batch      {config.batch_size} a rank, {config.batch_size * world.size} in all",
+        f"optimizer  {config.optimizer}, learning rate {rate:g} (scaling for {world.size} ranks: {config.lr_scaling})",
+    ]
+
+
+def _results(summary: Summary, seconds: float) -> list[str]:
+    times = summary.times
+    results = ", ".join(f"{name} {value:.4f}" for name, value in _accuracy_first(summary.results).items())
+    parts = (
+        f"compute {times.compute:.1f}, exchange {times.exchange:.1f}, waiting for the slowest rank {times.waiting:.1f}"
+    )
+    return [
+        f"result     {results} on the {summary.evaluated_on} samples",
+        f"time       {seconds:.1f} s, of which training {times.total:.1f} s: {parts} (means over ranks)",
+        f"speed      {summary.samples_per_second:,.0f} samples/s of all ranks",
+        f"saved      {summary.model_path}",
+    ]
+
+
+def _accuracy_first(results: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(results.items(), key=lambda item: item[0] == "loss"))
+
+
+def _metavar(rule: Rule) -> str | None:
+    if rule.choices:
+        return "{" + ",".join(rule.choices) + "}" if len(rule.choices) < 5 else "NAME"
+    return rule.metavar or {int: "N", float: "X"}.get(rule.kind)
+
+
+def _help(rule: Rule, default: Any) -> str:
+    text = rule.help if len(rule.choices) < 5 else f"{rule.help}: {', '.join(rule.choices)}"
+    return text if default is None else f"{text} (default {default})"

@@ -1,0 +1,47 @@
+"""One order for all host calls of a graph, however deep in branches and nested functions they stand.
+
+TensorFlow keeps stateful operations in program order where they stand side by side. A branch or a
+nested function that uses variables is ordered by those variables alone, so two of them that share
+none may run at once: ranks could then enter their collectives in different orders. Every host call
+therefore reads one common variable before, and writes it after.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mpitrain.comm.communicator import Communicator
+
+
+@functools.cache
+def _turn(communicator: Any) -> tf.Variable:
+    """Local: the variable that orders the host calls on one communicator."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int32, trainable=False, name="turn")
+
+
+def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    """Local: trace `calls` after all that were traced in turn before, and before all that come later.
+
+    Args:
+        communicator: on which the host calls communicate.
+        calls: makes the graph's host calls, and returns tensors of which the last depends on all of them.
+    """
+    turn = _turn(communicator)  # type: ignore[arg-type]
+    with tf.control_dependencies([turn.read_value()]):
+        outputs = list(calls())
+    with tf.control_dependencies(outputs[-1:]):
+        turn.assign_add(1, read_value=False)
+    return outputs
+
+
+def host_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: Sequence[Any]) -> list[Any]:
+    """Local: one stateful host call of the graph being traced, on the CPU."""
+    body = tf.autograph.experimental.do_not_convert(function)
+    with tf.device("CPU:0"):
+        outputs = tf.numpy_function(body, list(inputs), list(dtypes))
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

@@ -1,0 +1,1 @@
+"""What happened? Progress on the terminal."""

@@ -1,0 +1,226 @@
+"""Trains one Keras model on one source of data, on all ranks, from `compile` to the saved file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from mpitrain.comm.together import together
+from mpitrain.comm.world import World, current_world
+from mpitrain.data.source import DataSource
+from mpitrain.errors import DataError
+from mpitrain.observe.progress import ProgressDisplay
+from mpitrain.runtime import launcher
+from mpitrain.runtime.terminal import launchers_terminal
+from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.exchange import exchange_of
+from mpitrain.training.objective import check_fits, objective
+from mpitrain.training.output import save_model, save_summary
+from mpitrain.training.reporting import Report
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the seconds of `fit` went: means over ranks.
+
+    Attributes:
+        total: all of them, with the tracing of the graph and the validation.
+        exchange: in the exchange of gradients.
+        waiting: until the slowest rank had come.
+    """
+
+    total: float
+    exchange: float
+    waiting: float
+
+    @property
+    def compute(self) -> float:
+        """The rest. Where the exchange runs beside the backward pass, what both did counts as exchange."""
+        return max(0.0, self.total - self.exchange - self.waiting)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a training run, the same on all ranks.
+
+    Attributes:
+        history: numbers of each epoch, over the samples of all ranks.
+        evaluated_on: `test`, or where there are no test samples `validation`, or `training`.
+        results: loss and metrics there, after the last epoch.
+        samples: training samples of all ranks, in all epochs.
+        times: where the time went.
+        model_path: the saved model, if one was.
+    """
+
+    history: dict[str, list[float]]
+    evaluated_on: str
+    results: dict[str, float]
+    samples: int
+    times: Times
+    model_path: Path | None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks together, over the whole of `fit`."""
+        return self.samples / self.times.total
+
+
+class Trainer:
+    """Compiles a model for a source of data, trains it on all ranks, evaluates and saves it.
+
+    Args:
+        model: a Keras model, with or without weights; rank 0's weights are taken.
+        optimizer: what `compile` takes; its learning rate is used as it is.
+        loss: what `compile` takes; chosen from the labels and the model's output by default.
+        metrics: as `loss`.
+        batch_size: of each rank.
+        epochs: passes over the training samples.
+        callbacks: Keras callbacks, called on every rank with the numbers of all ranks.
+        verify_replicas: see `callbacks.DataParallel`.
+        progress: show progress on rank 0.
+        world: the job; the current one by default.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        optimizer: Any = "adam",
+        loss: Any = None,
+        metrics: Sequence[Any] | None = None,
+        batch_size: int = 32,
+        epochs: int = 1,
+        callbacks: Sequence[Any] = (),
+        verify_replicas: int = 1,
+        progress: bool = True,
+        world: World | None = None,
+    ) -> None:
+        self.world = world or current_world()
+        self.model = model
+        self._optimizer, self._loss, self._metrics = optimizer, loss, metrics
+        self._batch_size, self._epochs = batch_size, epochs
+        self._callbacks = list(callbacks)
+        self._verify_replicas, self._progress = verify_replicas, progress
+
+    def fit(self, source: DataSource, output: Path | str | None = None) -> Summary:
+        """Collective: train, evaluate and save.
+
+        Args:
+            source: from `mpitrain.data.load.load`, with this rank's share.
+            output: an existing directory for the model and a summary; nothing is saved without it.
+
+        Raises:
+            AgreedError: on every rank: the model does not fit the data, there are fewer samples to
+                evaluate than ranks, or the files cannot be written.
+        """
+        world = self.world
+        together(world.communicator, world.hosts, lambda: self._compile(source))
+        parallel = DataParallel(self._verify_replicas, world=world)
+        history, times = self._train(source, parallel)
+        results, evaluated_on = self._evaluate(source, parallel, history)
+        samples = source.train_count * len(next(iter(history.values()), []))
+        summary = Summary(history, evaluated_on, results, samples, times, None)
+        return summary if output is None else self._save(summary, Path(output))
+
+    def _compile(self, source: DataSource) -> None:
+        size = self.world.size
+        for part, count in (("validation", source.validation_count), ("test", source.test_count)):
+            if 0 < count < size:
+                raise DataError(
+                    f"{source.description}: {count} {part} samples are too few for {size} ranks: give at least one for "
+                    "each rank, or none"
+                )
+        check_fits(self.model, source)
+        chosen = objective(self.model, source) if self._loss is None or self._metrics is None else None
+        loss = chosen.loss if chosen is not None and self._loss is None else self._loss
+        metrics = chosen.metrics if chosen is not None and self._metrics is None else self._metrics
+        self.model.compile(optimizer=self._optimizer, loss=loss, metrics=metrics)
+
+    def _train(self, source: DataSource, parallel: DataParallel) -> tuple[dict[str, list[float]], Times]:
+        world = self.world
+        exchange = exchange_of(world)
+        display = None
+        if self._progress and world.is_root:
+            unit = "images" if len(source.input_shape) == 3 else "samples"
+            display = ProgressDisplay(self._epochs, source.train_count, unit=unit, columns=self._columns())
+        report = Report(exchange, display, self._batch_size, _cardinality(source.train), source.train_count)
+        exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
+        began = time.perf_counter()
+        try:
+            history = self.model.fit(
+                self._batches(source.train),
+                validation_data=self._batches(source.validation),
+                epochs=self._epochs,
+                callbacks=[parallel, report, *self._callbacks],
+                shuffle=False,  # the source does
+                verbose=0,
+            ).history
+        finally:
+            report.close()
+        own = (
+            time.perf_counter() - began,
+            exchange.statistics.exchange - exchanging,
+            world.agreement.waiting_seconds - waiting,
+        )
+        everyone = world.communicator.all_gather_obj(own)
+        means = [sum(column) / len(everyone) for column in zip(*everyone, strict=True)]
+        return {name: [float(v) for v in values] for name, values in history.items()}, Times(*means)
+
+    def _columns(self) -> int | None:
+        """Width of the user's terminal; 0 for none, None where no launcher stands between."""
+        if launcher.detect(os.environ) is None:
+            return None
+        terminal = launchers_terminal()
+        return 0 if terminal is None else terminal.columns
+
+    def _evaluate(
+        self, source: DataSource, parallel: DataParallel, history: dict[str, list[float]]
+    ) -> tuple[dict[str, float], str]:
+        if source.test is not None:
+            found = self.model.evaluate(self._batches(source.test), callbacks=[parallel], return_dict=True, verbose=0)
+            return {name: float(value) for name, value in found.items()}, "test"
+        prefix, part = ("val_", "validation") if source.validation is not None else ("", "training")
+        last = {name: values[-1] for name, values in history.items()}
+        return {name.removeprefix(prefix): last[name] for name in last if name.startswith(prefix)}, part
+
+    def _save(self, summary: Summary, directory: Path) -> Summary:
+        """Collective: rank 0 saves; all ranks know whether it could."""
+
+        def save() -> None:
+            if self.world.is_root:
+                save_model(self.model, directory)
+                numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
+                save_summary(numbers, directory)
+
+        path = directory / "model.keras"
+        together(self.world.communicator, self.world.hosts, save)
+        return dataclasses.replace(summary, model_path=path)
+
+    def _batches(self, dataset: Any) -> Any:
+        return None if dataset is None else dataset.batch(self._batch_size).prefetch(2)
+
+
+def _cardinality(dataset: Any) -> int:
+    return max(0, int(dataset.cardinality().numpy()))
+
+
+def scaled_learning_rate(rate: float, scaling: str, ranks: int) -> float:
+    """Local: the learning rate for `ranks` times the batch: `none`, `linear` (Goyal et al. 2017) or `sqrt`."""
+    factors: dict[str, float] = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}
+    return rate * factors[scaling]
+
+
+def make_optimizer(name: str, learning_rate: float | None, scaling: str, ranks: int) -> Any:
+    """Local: a Keras optimizer with the scaled rate; `learning_rate` None takes the optimizer's own."""
+    config = {} if learning_rate is None else {"learning_rate": learning_rate}
+    optimizer = keras.optimizers.get({"class_name": name, "config": config})
+    optimizer.learning_rate = scaled_learning_rate(float(optimizer.learning_rate.numpy()), scaling, ranks)
+    return optimizer

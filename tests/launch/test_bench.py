@@ -1,0 +1,170 @@
+"""Each benchmark runs at two ranks, prints its table on rank 0 only, and writes its raw numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpitrain.bench.exchange import limit_seconds, split
+from mpitrain.bench.interleave import interleave
+from mpitrain.bench.processes import Mpirun as OwnJobs
+from mpitrain.bench.workload import MODELS, PARAMETERS
+from tests.launch.conftest import REPOSITORY, Finished, Mpirun
+
+BENCH = ("-m", "mpitrain", "bench")
+SECONDS = 400
+
+
+def table(output: str) -> list[dict[str, str]]:
+    """The rows of the Markdown table in a job's output."""
+    lines = [line.strip("| ").split("|") for line in output.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    assert cells, output
+    assert all(cell == "---:" for cell in cells[1]), output
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def check(finished: Finished, path: Path, benchmark: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """What every run has to fulfil; the printed and the written rows."""
+    assert finished.returncode == 0, finished.output
+    report = json.loads(path.read_text())
+    assert report["benchmark"] == benchmark
+    assert report["setting"]["versions"]["keras"]
+    printed, written = table(finished.stdout), report["rows"]
+    assert len(printed) == len(written) > 0
+    for shown, row in zip(printed, written, strict=True):
+        assert list(shown) == [*row["case"], *row["figures"]]
+        assert all(values and all(math.isfinite(v) for v in values) for values in row["raw"].values()), row
+        assert all(math.isfinite(value) for value in row["figures"].values() if value is not None), row
+    return printed, written
+
+
+def in_one_job(mpirun: Mpirun, np: int, *arguments: str) -> Finished:
+    return mpirun(np, [*BENCH, *arguments], timeout=SECONDS)
+
+
+def with_own_jobs(mpirun: Mpirun, *arguments: str) -> Finished:
+    launcher = " ".join([mpirun.path, *mpirun.flags(2)])
+    command = (sys.executable, *BENCH, *arguments, "--mpirun", launcher)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=REPOSITORY, check=False)
+    return Finished(command, done.returncode, done.stdout, done.stderr, 0.0)
+
+
+def test_exchange(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "exchange.json"
+    sizes = ("--mebibytes", "0.25,1", "--tensors", "1,3", "--rate", "1e9", "--repeat", "2")
+    printed, written = check(in_one_job(mpirun, 2, "exchange", *sizes, "--json", str(path)), path, "exchange")
+    assert [(row["MiB"], row["tensors"]) for row in printed] == [
+        ("0.25", "1"), ("0.25", "3"), ("1", "1"), ("1", "3"),
+    ]  # fmt: skip
+    assert {len(values) for row in written for values in row["raw"].values()} == {2}
+    assert float(printed[2]["limit ms"]) == pytest.approx((1 << 20) * 8 / 1e9 * 1e3, abs=1e-3)
+
+
+def test_step(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    few = ("--models", "mlp50k", "--repeat", "2", "--block-seconds", "0.01")
+    [row], [raw] = check(in_one_job(mpirun, 2, "step", *few, "--json", str(path)), path, "step")
+    assert row["parameters"] == str(PARAMETERS["mlp50k"])
+    # Otherwise nothing was exchanged.
+    assert float(row["exchange ms"]) > 0
+    counts = {mode: len(raw["raw"][f"{mode}_seconds"]) for mode in ("alone", "together", "exchanged")}
+    assert len(set(counts.values())) == 1
+    assert counts["alone"] >= 4
+
+
+def test_peers(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    few = ("--models", "mlp50k", "--repeat", "1", "--block-seconds", "0.01")
+    [row], _ = check(in_one_job(mpirun, 2, "peers", *few, "--json", str(path)), path, "peers")
+    assert float(row["MultiWorkerMirroredStrategy ms"]) > 0
+
+
+def test_memory(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "memory.json"
+    few = ("--models", "mlp50k", "--repeat", "1", "--ranks", "2")
+    [row], _ = check(with_own_jobs(mpirun, "memory", *few, "--json", str(path)), path, "memory")
+    assert float(row["alone MiB"]) > 100
+    assert float(row["largest bucket MiB"]) == pytest.approx(PARAMETERS["mlp50k"] * 4 / (1 << 20), rel=0.01)
+
+
+def test_start(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "start.json"
+    [row], _ = check(with_own_jobs(mpirun, "start", "--repeat", "1", "--json", str(path)), path, "start")
+    assert float(row["MPI + TensorFlow s"]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["exchange", "step", "peers"])
+def test_one_rank_is_refused(mpirun: Mpirun, name: str) -> None:
+    finished = in_one_job(mpirun, 1, name)
+    assert finished.returncode == 2, finished.output
+    assert "needs two ranks or more" in finished.output
+
+
+def test_own_jobs_are_refused_under_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(Exception, match="run it without mpirun"):
+        OwnJobs.find("mpirun")
+
+
+def test_a_job_that_fails_is_told(mpirun: Mpirun) -> None:
+    with pytest.raises(Exception, match="the cause"):
+        OwnJobs((mpirun.path, *mpirun.flags(2))).run(2, "raise SystemExit('the cause')")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("step", "--models", "mlp50k,none"), "no model 'none'"),
+        (("step", "--batch-size", "0"), "no positive whole number"),
+        (("exchange", "--rate", "nan"), "no positive number"),
+        (("exchange", "--mebibytes", "1,"), "no positive number"),
+    ],
+)
+def test_bad_arguments(arguments: tuple[str, ...], complaint: str) -> None:
+    command = [sys.executable, *BENCH, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY, check=False)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+def test_the_models_have_their_parameters() -> None:
+    code = "import sys; from mpitrain.bench.workload import workload\n"
+    code += f"print([workload(name, 1, 0).model.count_params() for name in {MODELS}])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, cwd=REPOSITORY, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [PARAMETERS[name] for name in MODELS]
+
+
+def test_turns_alternate() -> None:
+    order: list[str] = []
+
+    def turn(name: str) -> list[float]:
+        order.append(name)
+        return [float(len(order))]
+
+    turns = {name: partial(turn, name) for name in "abc"}
+    assert interleave(turns, 2) == {"a": (1.0, 6.0), "b": (2.0, 4.0), "c": (3.0, 5.0)}
+    assert order == list("abcbca")
+
+
+@pytest.mark.parametrize(("elements", "count"), [(10, 1), (10, 3), (65536, 200), (2, 5)])
+def test_gradients_are_of_equal_size(elements: int, count: int) -> None:
+    sizes = split(elements, count)
+    assert len(sizes) == count
+    assert sum(sizes) == max(elements, count)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_limit_of_the_link() -> None:
+    assert limit_seconds(2, 10**9 // 8, 1e9) == pytest.approx(1.0)
+    assert limit_seconds(4, 10**9 // 8, 1e9) == pytest.approx(1.5)

@@ -1,0 +1,139 @@
+"""The training job from the outside: the default one, the examples, the ways to start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import LAUNCHER_PREFIXES, REPOSITORY, Finished, Mpirun
+
+ENOUGH = 0.97
+SHORT = ("--epochs", "1", "--model", "mlp")
+ALONE = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+
+
+def accuracy(output: str) -> float:
+    """What the last lines of a job say."""
+    found = re.search(r"^result +accuracy ([\d.]+), loss [\d.]+ on the test samples$", output, re.MULTILINE)
+    assert found, output
+    return float(found.group(1))
+
+
+def check_default_job(finished: Finished, ranks: int, output: Path) -> None:
+    """Accuracy, what was printed, and what was left behind."""
+    assert finished.returncode == 0, finished.output
+    assert accuracy(finished.stdout) >= ENOUGH, finished.output
+    assert f"batch      16 a rank, {16 * ranks} in all" in finished.stdout
+    assert f"learning rate 0.001 (scaling for {ranks} ranks: none)" in finished.stdout
+    assert len(re.findall(r"^epoch \d+/40 ", finished.stdout, re.MULTILINE)) == 40, "ranks other than 0 are silent"
+    assert re.search(r"compute [\d.]+, exchange [\d.]+, waiting for the slowest rank [\d.]+", finished.stdout)
+    assert finished.stderr == "", finished.output
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["ranks"], len(summary["history"]["loss"])) == (ranks, 40)
+    assert sorted(path.name for path in output.iterdir()) == ["model.keras", "summary.json"]
+
+
+def run_alone(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """`python ARGS` without a launcher."""
+    return subprocess.run(
+        [sys.executable, *args], cwd=REPOSITORY, env=ALONE, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_default_job(mpirun: Mpirun, ranks: int, tmp_path: Path) -> None:
+    finished = mpirun(ranks, ["-m", "mpitrain", "--output", str(tmp_path)])
+    check_default_job(finished, ranks, tmp_path)
+
+
+def test_saved_model_is_plain_keras_and_as_good_as_said(tmp_path: Path) -> None:
+    finished = run_alone("-m", "mpitrain", "--output", str(tmp_path))
+    check_default_job(Finished((), finished.returncode, finished.stdout, finished.stderr, 0.0), 1, tmp_path)
+    code = (
+        "import sys, keras\n"
+        "from sklearn.datasets import load_digits\n"
+        "x, y = load_digits(return_X_y=True)\n"
+        f"model = keras.models.load_model({str(tmp_path / 'model.keras')!r})\n"
+        "hits = model.predict((x / 16).reshape(-1, 8, 8, 1), verbose=0).argmax(-1) == y\n"
+        "print(hits.mean() > 0.98, [name for name in sys.modules if name.startswith('mpitrain')])\n"
+    )
+    assert run_alone("-c", code).stdout.strip() == "True []"
+
+
+def test_console_script(tmp_path: Path) -> None:
+    script = Path(sysconfig.get_path("scripts")) / "mpitrain"
+    if not script.exists():
+        pytest.fail("mpitrain is not installed in this environment: pip install -e .")
+    finished = subprocess.run(
+        [script, *SHORT, "--output", str(tmp_path)], env=ALONE, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert 0.5 < accuracy(finished.stdout) <= 1
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("example", ["keras_fit.py", "custom_loop.py"])
+def test_examples(mpirun: Mpirun, example: str) -> None:
+    finished = mpirun(2, [f"examples/{example}"])
+    assert finished.returncode == 0, finished.output
+    found = re.findall(r"^test accuracy ([\d.]+) on 2 ranks$", finished.stdout, re.MULTILINE)
+    assert len(found) == 1, finished.output
+    assert float(found[0]) > 0.93
+
+
+def test_example_alone() -> None:
+    finished = run_alone("examples/keras_fit.py")
+    assert finished.returncode == 0, finished.stderr
+    assert "on 1 ranks" in finished.stdout
+
+
+def test_own_data_and_options_from_a_file(mpirun: Mpirun, tmp_path: Path) -> None:
+    rows = [f"{a},{b},{int(a * 2 > b)}" for a in range(20) for b in range(20)]
+    (tmp_path / "points.csv").write_text("\n".join(["a,b,label", *rows]))
+    (tmp_path / "job.toml").write_text('data = "points.csv"\nmodel = "mlp"\nepochs = 9\nlr-scaling = "linear"\n')
+    args = ["-m", "mpitrain", "--config", "job.toml", "--epochs", "2", "--precision", "mixed_float16"]
+    finished = mpirun(2, args, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)})
+    assert finished.returncode == 0, finished.output
+    assert "360 training, 40 validation, 0 test samples, 2 classes" in finished.stdout
+    assert "learning rate 0.002 (scaling for 2 ranks: linear)" in finished.stdout
+    assert len(re.findall(r"^epoch \d/2 .*samples/s$", finished.stdout, re.MULTILINE)) == 2
+    assert "on the validation samples" in finished.stdout
+    assert (tmp_path / "mpitrain-output" / "model.keras").exists()
+
+
+def test_bar_on_a_terminal(mpirun: Mpirun, tmp_path: Path) -> None:
+    """The launcher's own terminal decides; what the ranks have is a pipe or a pseudo-terminal of its own."""
+    controller, terminal = pty.openpty()
+    command = [
+        mpirun.path,
+        *mpirun.flags(2),
+        "-np",
+        "2",
+        sys.executable,
+        "-m",
+        "mpitrain",
+        "--output",
+        str(tmp_path),
+        *SHORT,
+    ]
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=ALONE, stdin=subprocess.DEVNULL, stdout=terminal)
+    os.close(terminal)
+    chunks = []
+    try:
+        while chunk := os.read(controller, 65536):
+            chunks.append(chunk)
+    except OSError:  # the other side was closed
+        pass
+    assert process.wait(timeout=120) == 0
+    text = b"".join(chunks).decode()
+    assert "━" in text
+    assert len(set(re.findall(r"loss [\d.]+  accuracy [\d.]+  [\d,]+ images/s", text))) > 3, text

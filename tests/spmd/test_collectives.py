@@ -1,0 +1,180 @@
+"""Collectives on tensors and objects, and what they say when ranks do not call the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mpitrain
+from mpitrain.errors import MismatchError
+
+WORLD = mpitrain.init()
+RANKS = range(WORLD.size)
+DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
+graph = functools.partial(tf.function, autograph=False)
+both_ways = pytest.mark.parametrize("way", [lambda f: f, graph], ids=["eager", "graph"])
+
+
+def value(rank: int, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
+    """Small whole numbers: sums and products are exact in every dtype."""
+    numbers = np.random.default_rng(rank).integers(0, 3, shape)
+    return tf.cast(tf.constant(numbers > 0 if dtype == "bool" else numbers), dtype)
+
+
+def expected(op: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    wide = np.stack([np.asarray(tf.cast(value(rank, dtype, shape), "complex128")) for rank in RANKS])
+    if dtype == "bool":
+        return wide.any(0) if op in ("sum", "max") else wide.all(0)
+    functions: dict[str, Any] = {"sum": np.sum, "mean": np.sum, "product": np.prod, "min": np.min, "max": np.max}
+    total = functions[op](wide, axis=0)
+    if op != "mean":
+        return total
+    return total.real // WORLD.size if tf.as_dtype(dtype).is_integer else total / WORLD.size
+
+
+@both_ways
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
+def test_all_reduce(way: Any, shape: tuple[int, ...]) -> None:
+    for dtype in DTYPES:
+        for op in ("sum", "mean", "min", "max", "product"):
+            if "complex" in dtype and op in ("min", "max"):
+                continue
+            result = way(functools.partial(mpitrain.all_reduce, op=op))(value(WORLD.rank, dtype, shape))
+            assert (result.dtype.name, tuple(result.shape)) == (dtype, shape)
+            tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
+            wanted = expected(op, dtype, shape)
+            np.testing.assert_allclose(
+                np.asarray(tf.cast(result, "complex128")), wanted, tolerance, err_msg=f"{dtype} {op}"
+            )
+
+
+def test_mean_of_small_integers_does_not_overflow() -> None:
+    assert mpitrain.all_reduce(tf.constant([200, 3], tf.uint8)).numpy().tolist() == [200, 3]
+
+
+@both_ways
+def test_large_buffers(way: Any) -> None:
+    result = way(mpitrain.all_reduce)(tf.range(400_000, dtype=tf.float32) * (WORLD.rank + 1.0))
+    np.testing.assert_allclose(result, np.arange(400_000) * (WORLD.size + 1) / 2, rtol=1e-6)
+
+
+@both_ways
+def test_gather_broadcast_scatter_all_to_all(way: Any) -> None:
+    rank, size = WORLD.rank, WORLD.size
+    for dtype in DTYPES:
+        rows = way(mpitrain.all_gather)(value(rank, dtype, (rank, 2)))
+        wanted = tf.concat([value(r, dtype, (r, 2)) for r in RANKS], 0)
+        assert bool(tf.reduce_all(rows == wanted))
+        sent = way(functools.partial(mpitrain.broadcast, root=size - 1))(value(rank, dtype, (3,)))
+        assert bool(tf.reduce_all(sent == value(size - 1, dtype, (3,))))
+    part = way(functools.partial(mpitrain.reduce_scatter, op="sum"))(tf.range(2 * size + 1, dtype=tf.float32))
+    everything = np.concatenate(mpitrain.all_gather_obj(part.numpy()))
+    np.testing.assert_array_equal(everything, np.arange(2 * size + 1) * float(size))
+    splits = tf.range(size)  # r rows to rank r
+    out = tf.repeat(tf.range(size), splits) * 100 + rank
+    got, counts = way(mpitrain.all_to_all)(out, splits)
+    assert counts.numpy().tolist() == [rank] * size
+    assert got.numpy().tolist() == [rank * 100 + r for r in RANKS for _ in range(rank)]
+    assert mpitrain.all_gather(tf.constant(rank)).numpy().tolist() == list(RANKS)
+
+
+def test_objects() -> None:
+    rank, size = WORLD.rank, WORLD.size
+    assert mpitrain.all_gather_obj({"rank": rank}) == [{"rank": r} for r in RANKS]
+    assert mpitrain.broadcast_obj(("from", rank), root=size - 1) == ("from", size - 1)
+    assert mpitrain.all_reduce_obj([rank], lambda a, b: a + b) == list(RANKS)
+    assert mpitrain.all_to_all_obj([(rank, r) for r in RANKS]) == [(r, rank) for r in RANKS]
+    assert mpitrain.reduce_scatter_obj([f"{r}" for r in RANKS], lambda a, b: a + b) == f"{rank}" * size
+    mpitrain.barrier()
+
+
+def test_broadcast_variables() -> None:
+    own = [tf.Variable(tf.cast(value(WORLD.rank, d, shape), d)) for d in DTYPES for shape in ((), (0,), (2, 2))]
+    mpitrain.broadcast_variables(own, root=WORLD.size - 1)
+    mpitrain.verify_replicas(own)
+    np.testing.assert_array_equal(own[-1], np.asarray(value(WORLD.size - 1, DTYPES[-1], (2, 2))))
+
+
+def test_order_in_a_graph_holds_across_branches_and_functions() -> None:
+    """Nested functions on different variables are not ordered by TensorFlow itself."""
+    variables = [tf.Variable(float(WORLD.rank + 1)) for _ in range(6)]
+
+    def reduce(variable: tf.Variable, shape: int) -> None:
+        variable.assign(tf.reduce_sum(mpitrain.all_reduce(tf.fill([shape], variable), "sum")))
+
+    @tf.function
+    def step(flag: tf.Tensor) -> None:
+        for index, variable in enumerate(variables):
+            nested = tf.function(functools.partial(reduce, variable, index + 1))
+            if index % 2:
+                tf.cond(flag, nested, lambda: None)
+            else:
+                nested()
+
+    total = WORLD.size * (WORLD.size + 1) / 2
+    for _ in range(5):
+        for variable in variables:
+            variable.assign(float(WORLD.rank + 1))
+        step(tf.constant(True))
+        assert [float(v) for v in variables] == [total * n for n in range(1, 7)]
+
+
+def last(one: Any, other: Any) -> Any:
+    return other if WORLD.rank == WORLD.size - 1 else one
+
+
+MISMATCHES = {
+    "shape": (lambda: mpitrain.all_reduce(tf.zeros(last([2], [3]))), r"float32\[3\]"),
+    "dtype": (lambda: mpitrain.all_reduce(tf.zeros(2, last(tf.float32, tf.float64))), r"float64\[2\]"),
+    "op": (lambda: mpitrain.all_reduce(tf.zeros(2), last("sum", "max")), r"all_reduce\(max\)"),
+    "kind": (lambda: last(mpitrain.all_gather, mpitrain.broadcast)(tf.zeros(2)), "broadcast from rank 0"),
+    "root": (lambda: mpitrain.broadcast(tf.zeros(2), last(0, 1)), "broadcast from rank 1"),
+    "columns": (lambda: mpitrain.all_gather(tf.zeros([2, last(2, 3)])), r"float32\[\*, 3\]"),
+    "objects": (last(mpitrain.barrier, lambda: mpitrain.all_gather_obj(1)), "all_gather_obj"),
+    "variables": (lambda: mpitrain.broadcast_variables([tf.Variable(tf.zeros(last(2, 3)))]), r"float32\[3\]"),
+}
+
+
+@several
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_mismatch_raises_on_every_rank_and_the_job_goes_on(name: str) -> None:
+    call, text = MISMATCHES[name]
+    with pytest.raises(MismatchError, match=f"(?s)rank {WORLD.size - 1} .*{text}"):
+        call()
+    mpitrain.barrier()
+
+
+@several
+def test_mismatch_in_a_graph() -> None:
+    with pytest.raises(tf.errors.OpError, match="MismatchError"):
+        graph(MISMATCHES["shape"][0])()
+    assert float(mpitrain.all_reduce(1.0, "sum")) == WORLD.size
+
+
+@pytest.mark.parametrize("splits", [[1] * (WORLD.size + 1), [7] * WORLD.size, [-1] * WORLD.size], ids=str)
+def test_wrong_splits_on_one_rank_raise_on_all(splits: list[int]) -> None:
+    own = last([1] * WORLD.size, splits)
+    with pytest.raises(ValueError, match=f"not so on ranks .{WORLD.size - 1}."):
+        mpitrain.all_to_all(tf.zeros(WORLD.size), own)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: mpitrain.all_reduce(1.0, "average"), "op must be"),
+        (lambda: mpitrain.all_reduce(tf.constant("text")), "cannot be reduced"),
+        (lambda: mpitrain.all_reduce(tf.constant(1j), "max"), "complex"),
+        (lambda: mpitrain.broadcast(1.0, root=WORLD.size), "root must be"),
+    ],
+)
+def test_wrong_arguments(call: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        call()

@@ -1,0 +1,80 @@
+"""The truth for training: N ranks with batches b do what one rank does with their concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import mpitrain
+from mpitrain.training.callbacks import DataParallel
+
+WORLD = mpitrain.init()
+FEATURES = 5
+Batch = tuple[Any, Any]
+ModelMaker = Callable[[], Any]
+
+
+def batches(rank: int, sizes: Sequence[int], seed: int = 7, dtype: str = "float64") -> list[Batch]:
+    """The batches of one rank; any rank can make those of any other."""
+    random = np.random.default_rng(seed + rank)
+    return [(random.normal(size=(n, FEATURES)).astype(dtype), random.integers(0, 3, n)) for n in sizes]
+
+
+def merged(ranks: Sequence[list[Batch]]) -> list[Batch]:
+    """Batches of all ranks, step by step; ranks may have different numbers of them."""
+    steps = max(len(own) for own in ranks)
+    return [
+        tuple(np.concatenate([own[step][part] for own in ranks if step < len(own)]) for part in (0, 1))  # type: ignore[misc]
+        for step in range(steps)
+    ]
+
+
+def dataset(pairs: list[Batch]) -> tf.data.Dataset:
+    x, y = pairs[0]
+    signature = (tf.TensorSpec((None, *x.shape[1:]), x.dtype), tf.TensorSpec((None, *y.shape[1:]), y.dtype))
+    return tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=signature)
+
+
+def mlp(optimizer: Any, seed: int = 3, dtype: str = "float64", **compile_options: Any) -> Any:
+    """A classifier with fixed initial weights, compiled."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,), dtype=dtype),
+            keras.layers.Dense(4, activation="tanh", dtype=dtype),
+            keras.layers.Dense(3, dtype=dtype),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    options = {"jit_compile": False, "weighted_metrics": ["accuracy"], **compile_options}
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def fit(model: Any, pairs: list[Batch], distributed: bool, callbacks: Sequence[Any] = (), **options: Any) -> Any:
+    """`fit`, data-parallel or plain; the history."""
+    first = [DataParallel()] if distributed else []
+    options = {"epochs": 2, **options}
+    return model.fit(dataset(pairs), verbose=0, callbacks=[*first, *callbacks], **options).history
+
+
+def check_same(model: Any, reference: Any, tolerance: float = 1e-12) -> None:
+    """The replicas are identical, and equal to the reference."""
+    mpitrain.verify_replicas(model.trainable_variables)
+    for variable, expected in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(
+            variable.numpy(), expected.numpy(), rtol=tolerance, atol=tolerance, err_msg=variable.path
+        )
+
+
+def check_history(history: dict[str, list[float]], expected: dict[str, list[float]], tolerance: float) -> None:
+    """All numbers are those of one rank, and the same bits on all ranks."""
+    assert sorted(history) == sorted(expected)
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    numbers = [float(number) for name in sorted(history) for number in history[name]]
+    assert mpitrain.all_gather_obj(numbers) == [numbers] * WORLD.size
