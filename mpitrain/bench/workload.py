@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MODELS = ("mlp50k", "mlp14m", "resnet50", "vgg16")
-PARAMETERS = {"mlp50k": 50_890, "mlp14m": 14_217_226, "resnet50": 25_636_712, "vgg16": 44_062_504}
+PARAMETERS = {"mlp50k": 50_890, "mlp14m": 14_217_226, "resnet50": 25_636_712, "vgg16": 43_985_704}
 IMAGE = (64, 64, 3)
 LEARNING_RATE = 1e-3
 

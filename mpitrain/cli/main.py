@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = command.run(arguments)
         return code
     except AgreedError as error:
-        return _refuse(error, speak=init().is_root)
+        return _refuse(error, speak=launcher is None or launcher.rank in (None, 0))
     except LauncherError as error:
         # There is no job to agree in. Each host speaks: what is wrong may be wrong on one of them only.
         first = launcher is None or launcher.local_rank in (None, 0)

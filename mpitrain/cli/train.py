@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpitrain import __version__
-from mpitrain.comm.together import same, together
+from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World, init
 from mpitrain.config import Rule, TrainConfig, merge, read_file, rules
 from mpitrain.errors import UsageError
+from mpitrain.training.output import prepare_directory
 
 if TYPE_CHECKING:
     from mpitrain.training.job import Job
@@ -91,10 +92,6 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
     def check() -> None:
         if error is not None:
             raise error
-        if world.is_root:
-            from mpitrain.training.output import prepare_directory
-
-            prepare_directory(Path(config.output))
 
     together(world.communicator, world.hosts, check)
     options = dataclasses.asdict(config)
@@ -103,6 +100,7 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
         world.hosts,
         {f"option --{name.replace('_', '-')}": value for name, value in options.items()},
     )
+    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
 
 
 def _quiet(world: World, verbose: bool, stack: contextlib.ExitStack) -> None:

@@ -92,27 +92,31 @@ class Agreement:
         signature = signature_of(description)
         self._descriptions[signature] = description
         agreed = self._gather(signature, samples)
-        if not agreed.active.all() and not (self._all_able(True) and idle_ok):
+        if agreed.active.all():
+            return agreed
+        agreed = self._ask_idle(agreed, samples)
+        if not (agreed.possible and idle_ok):
             self._raise_idle(description)
         return agreed
 
-    def idle(self, finished: bool = False, able: Callable[[int], bool] | None = None) -> Agreed:
-        """Collective: this rank has nothing to contribute; learn what the others do.
+    def idle(self, finished: bool = False, able: Callable[[int], float | None] | None = None) -> Agreed:
+        """Collective: this rank has no more data; learn what the others do.
 
         Args:
             finished: this rank is at the end of its program.
-            able: tells of a signature whether this rank can take part in it, with nothing. If any idle
-                rank cannot, `possible` is False and the active ranks raise.
+            able: tells of a signature how many samples this rank still has to contribute, 0 for none, or
+                None if it cannot take part. Then `possible` is False, and the active ranks raise.
         """
         agreed = self._gather(FINISHED if finished else JOINING, 0.0)
         if agreed.signature is None:
             return agreed
-        return replace(agreed, possible=self._all_able(able is None or able(agreed.signature)))
+        return self._ask_idle(agreed, 0.0 if able is None else able(agreed.signature))
 
-    def _all_able(self, able: bool) -> bool:
-        answers = np.zeros(self._communicator.size, np.uint8)
-        self._communicator.all_gather(np.array([able], np.uint8), answers)
-        return bool(answers.all())
+    def _ask_idle(self, agreed: Agreed, samples: float | None) -> Agreed:
+        """Collective: what ranks without data answer, once they know what the others do."""
+        answers = np.zeros(self._communicator.size, np.float64)
+        self._communicator.all_gather(np.array([-1.0 if samples is None else samples]), answers)
+        return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()))
 
     def _gather(self, what: int, samples: float) -> Agreed:
         self._what[0] = what

@@ -45,6 +45,23 @@ def together(communicator: Communicator, hosts: Sequence[str], action: Callable[
     return result[0]
 
 
+def root_only(communicator: Communicator, action: Callable[[], object]) -> None:
+    """Collective: run `action` on rank 0; when it raises UsageError there, all ranks raise.
+
+    Raises:
+        AgreedError: the same on all ranks.
+    """
+    text: str | None = None
+    if communicator.rank == 0:
+        try:
+            action()
+        except UsageError as raised:
+            text = str(raised)
+    text = communicator.broadcast_obj(text)
+    if text is not None:
+        raise AgreedError(text)
+
+
 def same(communicator: Communicator, hosts: Sequence[str], values: Mapping[str, object]) -> None:
     """Collective: check that values are the same on all ranks.
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.comm.agreement import Agreed, signature_of
@@ -42,6 +43,19 @@ def current_samples() -> Any:
     return _samples.get()
 
 
+@dataclass(eq=False)
+class EmptyUpdate:
+    """How a rank without data takes part in one kind of update.
+
+    Attributes:
+        run: collective, makes the update.
+        samples: how many samples this rank has accumulated and not yet contributed.
+    """
+
+    run: Callable[[], None]
+    samples: Callable[[], float]
+
+
 class Exchange:
     """Gradient exchange of one job."""
 
@@ -50,7 +64,7 @@ class Exchange:
         self.reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
         self._numbers = itertools.count()
         # Weak: an optimizer, and with it its variables, goes when the program drops it.
-        self._empty_updates: weakref.WeakValueDictionary[int, Callable[[], None]] = weakref.WeakValueDictionary()
+        self._empty_updates: weakref.WeakValueDictionary[int, EmptyUpdate] = weakref.WeakValueDictionary()
         self._plans: dict[int, BucketPlan] = {}
         self._synchronized: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -106,7 +120,7 @@ class Exchange:
         """Local: whether this rank can make that update without data."""
         return signature_of(description) in self._empty_updates
 
-    def register_empty_update(self, description: str, update: Callable[[], None]) -> None:
+    def register_empty_update(self, description: str, update: EmptyUpdate) -> None:
         """Local: how this rank makes the update so described with nothing of its own; kept by a weak reference."""
         self._empty_updates[signature_of(description)] = update
 
@@ -121,9 +135,8 @@ class Exchange:
         """
         if self.world.size == 1:
             return
-        known = self._plans if finished else self._empty_updates
         while True:
-            agreed = self.world.agreement.idle(finished, lambda signature: signature in known)
+            agreed = self.world.agreement.idle(finished, functools.partial(self._pending_samples, finished))
             if agreed.signature is None:
                 if not finished or agreed.finished:
                     return
@@ -136,12 +149,18 @@ class Exchange:
                     "one batch, and update with a DistributedOptimizer."
                 )
 
+    def _pending_samples(self, finished: bool, signature: int) -> float | None:
+        update = self._empty_updates.get(signature)
+        if update is not None:
+            return update.samples()
+        return 0.0 if finished and signature in self._plans else None
+
     def _contribute_nothing(self, agreed: Agreed, signature: int) -> None:
         """Collective: one update of the others."""
         self.reducer.contribute_nothing(agreed)
         update = self._empty_updates.get(signature)
         if update is not None:
-            update()
+            update.run()
             return
         # Of a tape, or of an optimizer that is gone: nothing here has to follow.
         plan = self._plans[signature]

@@ -14,7 +14,7 @@ from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.training import models
 from mpitrain.training.objective import check_fits
-from mpitrain.training.trainer import Trainer, make_optimizer
+from mpitrain.training.trainer import Trainer, enough_to_evaluate, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
 
 
 def _load(config: TrainConfig, world: World) -> DataSource:
-    return load(
+    source = load(
         config.data,
         validation_split=config.validation_split,
         seed=config.seed,
@@ -70,6 +70,8 @@ def _load(config: TrainConfig, world: World) -> DataSource:
         feature_spec=config.feature_spec,
         image_size=config.image_shape,
     )
+    enough_to_evaluate(source, world.size)
+    return source
 
 
 def _build(config: TrainConfig, source: DataSource) -> Any:

@@ -13,7 +13,7 @@ from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import plan_of
-from mpitrain.training.exchange import Exchange, current_samples, exchange_of, sample_count
+from mpitrain.training.exchange import EmptyUpdate, Exchange, current_samples, exchange_of, sample_count
 from mpitrain.training.replicas import has_value, synchronize
 
 ATTRIBUTE = "_mpitrain_hook"
@@ -93,7 +93,7 @@ class _Hook:
         self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
         self._variables: list[Any] = []
-        self._empty_updates: list[Callable[[], None]] = []  # the exchange refers to them weakly
+        self._empty_updates: list[EmptyUpdate] = []  # the exchange refers to them weakly
         # Inside a LossScaleOptimizer a rank may skip an update that others make, so there the mean
         # is taken outside, for every micro-batch.
         self.accumulation_steps = int(getattr(optimizer, "gradient_accumulation_steps", None) or 0)
@@ -205,8 +205,12 @@ class _Hook:
                     update()  # a micro-batch of zeros: no exchange yet
             update()
 
-        self._empty_updates.append(catch_up)
-        self.exchange.register_empty_update(plan.description, catch_up)
+        def samples() -> float:
+            return float(self._accumulated_samples.numpy()) if self.accumulation_steps else 0.0
+
+        empty = EmptyUpdate(catch_up, samples)
+        self._empty_updates.append(empty)
+        self.exchange.register_empty_update(plan.description, empty)
 
 
 def _refuse_inside_loss_scaling(optimizer: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from mpitrain.comm.together import together
+from mpitrain.comm.together import root_only, together
 from mpitrain.comm.world import World, current_world
 from mpitrain.data.source import DataSource
 from mpitrain.errors import DataError
@@ -23,7 +23,7 @@ from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
-from mpitrain.training.output import save_model, save_summary
+from mpitrain.training.output import MODEL_NAME, save_model, save_summary
 from mpitrain.training.reporting import Report
 
 
@@ -131,13 +131,7 @@ class Trainer:
         return summary if output is None else self._save(summary, Path(output))
 
     def _compile(self, source: DataSource) -> None:
-        size = self.world.size
-        for part, count in (("validation", source.validation_count), ("test", source.test_count)):
-            if 0 < count < size:
-                raise DataError(
-                    f"{source.description}: {count} {part} samples are too few for {size} ranks: give at least one for "
-                    "each rank, or none"
-                )
+        enough_to_evaluate(source, self.world.size)
         check_fits(self.model, source)
         chosen = objective(self.model, source) if self._loss is None or self._metrics is None else None
         loss = chosen.loss if chosen is not None and self._loss is None else self._loss
@@ -194,18 +188,32 @@ class Trainer:
     def _save(self, summary: Summary, directory: Path) -> Summary:
         """Collective: rank 0 saves; all ranks know whether it could."""
 
-        def save() -> None:
-            if self.world.is_root:
-                save_model(self.model, directory)
-                numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
-                save_summary(numbers, directory)
+        path = directory / MODEL_NAME
+        numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
 
-        path = directory / "model.keras"
-        together(self.world.communicator, self.world.hosts, save)
+        def save() -> None:
+            save_model(self.model, directory)
+            save_summary(numbers, directory)
+
+        root_only(self.world.communicator, save)
         return dataclasses.replace(summary, model_path=path)
 
     def _batches(self, dataset: Any) -> Any:
         return None if dataset is None else dataset.batch(self._batch_size).prefetch(2)
+
+
+def enough_to_evaluate(source: DataSource, ranks: int) -> None:
+    """Local: every rank has samples to evaluate, where there are any.
+
+    Raises:
+        DataError: there are fewer than ranks.
+    """
+    for part, count in (("validation", source.validation_count), ("test", source.test_count)):
+        if 0 < count < ranks:
+            raise DataError(
+                f"{source.description}: {count} {part} samples are too few for {ranks} ranks: give at least one for "
+                "each rank, or none (as with --validation-split 0)"
+            )
 
 
 def _cardinality(dataset: Any) -> int:

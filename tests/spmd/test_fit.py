@@ -113,8 +113,10 @@ def test_accumulation_exchanges_once_an_update(sizes: list[list[int]], kind: str
     updates = exchange_of(WORLD).statistics.updates
     maker: Any = mlp if kind == "dense" else embedding
     change: Any = (lambda pair: pair) if kind == "dense" else to_words
-    model = maker(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.05))
-    reference = maker(keras.optimizers.SGD(0.1, clipnorm=0.05))
+    # Keras itself clips the rows of a sparse gradient before it merges those of equal index.
+    clip: Any = {"clipnorm": 0.05} if kind == "dense" else {}
+    model = maker(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, **clip))
+    reference = maker(keras.optimizers.SGD(0.1, **clip))
     fit(model, [change(p) for p in everyone[WORLD.rank]], True, epochs=1)
     fit(reference, [change(p) for p in pairs], False, epochs=1)
     if WORLD.size > 1:

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.simulated import run
-from mpitrain.comm.together import same, together
+from mpitrain.comm.together import root_only, same, together
 from mpitrain.errors import AgreedError, DataError
 
 HOSTS = ("a", "b", "c")
@@ -64,6 +64,24 @@ def test_values_that_differ() -> None:
 
     expected = "the count must be the same on all ranks, but is 5 on rank 0 (a) and 6 on rank 2 (c)"
     assert [text.partition(":")[0] for text in run(3, on_rank)] == [expected] * 3
+
+
+def test_root_alone_acts_and_all_hear() -> None:
+    acted = []
+
+    def on_rank(communicator: Any) -> str:
+        def action() -> None:
+            acted.append(communicator.rank)
+            raise DataError("the disk is full")
+
+        try:
+            root_only(communicator, action)
+        except AgreedError as error:
+            return str(error)
+        return ""
+
+    assert run(3, on_rank) == ["the disk is full"] * 3
+    assert acted == [0]
 
 
 def test_other_errors_pass_through() -> None:
