@@ -36,6 +36,8 @@ OPTIMIZERS = (
     "rmsprop",
     "sgd",
 )
+# Adam's own 0.001 is slow on small images: 0.003 is as good with 1 rank as with 8, and takes half the epochs.
+DIGITS_RATE = 0.003
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -76,10 +78,10 @@ class TrainConfig:
         "digits", str, "digits, a .npz or .csv file, a folder of class folders, TFRecord files, or module:function"
     )
     model: str = _option("cnn", str, "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
-    epochs: int = _option(40, int, "passes over the training data", least=1, metavar="N")
+    epochs: int = _option(24, int, "passes over the training data", least=1, metavar="N")
     batch_size: int = _option(16, int, "samples a step, per rank", least=1, metavar="N")
     optimizer: str = _option("adam", str, "name of a Keras optimizer", choices=OPTIMIZERS)
-    learning_rate: float | None = _option(None, float, "before scaling; else the optimizer's own", positive=True)
+    learning_rate: float | None = _option(None, float, "before scaling; else the optimizer's own, and 0.003 where data, model and optimizer are the defaults", positive=True)
     lr_scaling: str = _option(
         "none", str, "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
     )
@@ -113,6 +115,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None:
                 _check(_flag(name), rule, value)
+
+    @property
+    def unscaled_rate(self) -> float | None:
+        """The learning rate before scaling; None for the optimizer's own."""
+        default = (self.data, self.model, self.optimizer) == ("digits", "cnn", "adam")
+        return DIGITS_RATE if default and self.learning_rate is None else self.learning_rate
 
     @property
     def image_shape(self) -> tuple[int, int] | None:

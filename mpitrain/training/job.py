@@ -46,7 +46,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
         },
     )
     model = together(*place, lambda: _build(config, source))
-    optimizer = make_optimizer(config.optimizer, config.learning_rate, config.lr_scaling, world.size)
+    optimizer = make_optimizer(config.optimizer, config.unscaled_rate, config.lr_scaling, world.size)
     trainer = Trainer(
         model,
         optimizer=optimizer,

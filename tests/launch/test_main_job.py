@@ -16,6 +16,7 @@ import pytest
 from tests.launch.conftest import LAUNCHER_PREFIXES, REPOSITORY, Finished, Mpirun
 
 ENOUGH = 0.97
+EPOCHS = 24
 SHORT = ("--epochs", "1", "--model", "mlp")
 ALONE = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
 
@@ -32,12 +33,12 @@ def check_default_job(finished: Finished, ranks: int, output: Path) -> None:
     assert finished.returncode == 0, finished.output
     assert accuracy(finished.stdout) >= ENOUGH, finished.output
     assert f"batch      16 a rank, {16 * ranks} in all" in finished.stdout
-    assert f"learning rate 0.001 (scaling for {ranks} ranks: none)" in finished.stdout
-    assert len(re.findall(r"^epoch \d+/40 ", finished.stdout, re.MULTILINE)) == 40, "ranks other than 0 are silent"
+    assert f"learning rate 0.003 (scaling for {ranks} ranks: none)" in finished.stdout
+    assert len(re.findall(rf"^epoch \d+/{EPOCHS} ", finished.stdout, re.MULTILINE)) == EPOCHS, "ranks other than 0 are silent"
     assert re.search(r"compute [\d.]+, exchange [\d.]+, waiting for the slowest rank [\d.]+", finished.stdout)
     assert finished.stderr == "", finished.output
     summary = json.loads((output / "summary.json").read_text())
-    assert (summary["ranks"], len(summary["history"]["loss"])) == (ranks, 40)
+    assert (summary["ranks"], len(summary["history"]["loss"])) == (ranks, EPOCHS)
     assert sorted(path.name for path in output.iterdir()) == ["model.keras", "summary.json"]
 
 

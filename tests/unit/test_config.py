@@ -39,6 +39,12 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path) -> None:
     assert config.image_shape == (64, 32)
 
 
+def test_learning_rate_of_the_default_job_only() -> None:
+    assert merge({}).unscaled_rate == 0.003
+    assert merge({"learning_rate": "0.1"}).unscaled_rate == 0.1
+    assert [merge({name: "sgd"}).unscaled_rate for name in ("data", "model", "optimizer")] == [None] * 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
