@@ -81,7 +81,12 @@ class TrainConfig:
     epochs: int = _option(24, int, "passes over the training data", least=1, metavar="N")
     batch_size: int = _option(16, int, "samples a step, per rank", least=1, metavar="N")
     optimizer: str = _option("adam", str, "name of a Keras optimizer", choices=OPTIMIZERS)
-    learning_rate: float | None = _option(None, float, "before scaling; else the optimizer's own, and 0.003 where data, model and optimizer are the defaults", positive=True)
+    learning_rate: float | None = _option(
+        None,
+        float,
+        "before scaling; else the optimizer's own, and 0.003 where data, model and optimizer are the defaults",
+        positive=True,
+    )
     lr_scaling: str = _option(
         "none", str, "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
     )

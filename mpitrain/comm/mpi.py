@@ -138,11 +138,13 @@ class MpiCommunicator:
         poll(self._comm.Ibarrier())
 
     def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
-        """Collective: a pickled object of rank `root`."""
+        """Collective: a pickled object of rank `root`; ranks may come late, and are waited for politely."""
+        poll(self._comm.Ibarrier())
         return self._comm.bcast(obj, root)
 
     def all_gather_obj(self, obj: Any) -> list[Any]:
-        """Collective: the pickled objects of all ranks."""
+        """Collective: the pickled objects of all ranks; ranks may come late, and are waited for politely."""
+        poll(self._comm.Ibarrier())
         return list(self._comm.allgather(obj))
 
     def abort(self, code: int) -> None:

@@ -187,7 +187,6 @@ class Trainer:
 
     def _save(self, summary: Summary, directory: Path) -> Summary:
         """Collective: rank 0 saves; all ranks know whether it could."""
-
         path = directory / MODEL_NAME
         numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
 

@@ -34,7 +34,9 @@ def check_default_job(finished: Finished, ranks: int, output: Path) -> None:
     assert accuracy(finished.stdout) >= ENOUGH, finished.output
     assert f"batch      16 a rank, {16 * ranks} in all" in finished.stdout
     assert f"learning rate 0.003 (scaling for {ranks} ranks: none)" in finished.stdout
-    assert len(re.findall(rf"^epoch \d+/{EPOCHS} ", finished.stdout, re.MULTILINE)) == EPOCHS, "ranks other than 0 are silent"
+    assert len(re.findall(rf"^epoch \d+/{EPOCHS} ", finished.stdout, re.MULTILINE)) == EPOCHS, (
+        "ranks other than 0 are silent"
+    )
     assert re.search(r"compute [\d.]+, exchange [\d.]+, waiting for the slowest rank [\d.]+", finished.stdout)
     assert finished.stderr == "", finished.output
     summary = json.loads((output / "summary.json").read_text())

@@ -43,10 +43,7 @@ def test_mismatch_raises_on_every_rank_and_names_the_difference() -> None:
 def test_idle_ranks_take_part_where_allowed() -> None:
     def body(communicator: simulated.SimulatedCommunicator) -> tuple[list[bool], list[float]]:
         own = agreement(communicator)
-        if communicator.rank == 1:
-            agreed = own.idle()
-        else:
-            agreed = own.call("update", samples=5.0, idle_ok=True)
+        agreed = own.idle() if communicator.rank == 1 else own.call("update", samples=5.0, idle_ok=True)
         assert agreed.signature is not None
         return agreed.active.tolist(), agreed.samples.tolist()
 

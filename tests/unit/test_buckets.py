@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_each_gradient_once_and_no_overlap(specs: list[TensorSpec], bucket_bytes
         spans = sorted(
             (offset, offset + specs[p].size) for p, offset in zip(bucket.members, bucket.offsets, strict=True)
         )
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert spans[-1][1] <= bucket.size
         assert all(offset * itemsize(bucket.dtype) % 64 == 0 for offset in bucket.offsets)
         if len(bucket.members) > 1:

@@ -154,9 +154,7 @@ def test_docstrings(path: Path) -> None:
 
 
 def test_import_of_the_package_is_light() -> None:
-    code = (
-        "import sys, mpitrain; print([m for m in ('mpi4py.MPI', 'tensorflow', 'keras') if m in sys.modules])"
-    )
+    code = "import sys, mpitrain; print([m for m in ('mpi4py.MPI', 'tensorflow', 'keras') if m in sys.modules])"
     assert run(code) == "[]"
 
 
@@ -199,9 +197,7 @@ def test_the_rules_themselves(module: str, statement: str, allowed: bool) -> Non
 
 def test_the_rules_see_what_runs_at_import() -> None:
     tree = ast.parse(
-        "if TYPE_CHECKING:\n    import a\n"
-        "try:\n    import b\nexcept ImportError:\n    pass\n"
-        "def f():\n    import c\n"
+        "if TYPE_CHECKING:\n    import a\ntry:\n    import b\nexcept ImportError:\n    pass\ndef f():\n    import c\n"
     )
     assert [name for node in at_module_level(tree) for name in imported(node, PACKAGE / "x.py")] == ["b"]
 
