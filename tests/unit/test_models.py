@@ -221,7 +221,7 @@ def test_loss_follows_from_the_output(layers: list[Any], classes: int | None, ki
 
 
 def test_activations_that_layers_do_not_tell_are_seen_in_the_output() -> None:
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):
         def __init__(self, activation: str | None) -> None:
             super().__init__()
             self.parts = [keras.layers.Flatten(), keras.layers.Dense(3, activation=activation)]
