@@ -85,7 +85,7 @@ def breach(path: Path, name: str) -> str | None:
     if names[0] != "mpitrain" or here in ("__init__", "__main__"):
         return None
     there = names[1] if len(names) > 1 else ""
-    if there == "__version__":
+    if there == "__version__" and here == "cli":
         return None  # of the package itself, which loads nothing
     if there == here and here in DEPTH:
         return None
