@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain import __version__
 from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World, init
-from mpitrain.config import Rule, TrainConfig, merge, read_file, rules
+from mpitrain.config import DEFAULT_JOB, Rule, TrainConfig, merge, read_file, rules
 from mpitrain.errors import UsageError
 from mpitrain.training.output import prepare_directory
 
@@ -41,7 +41,10 @@ def add_parser(subparsers: Any) -> None:
         else:
             # Texts: `config` converts them, as it does those of a file.
             parser.add_argument(
-                flag, default=argparse.SUPPRESS, metavar=_metavar(rule), help=_help(rule, getattr(defaults, name))
+                flag,
+                default=argparse.SUPPRESS,
+                metavar=_metavar(rule),
+                help=_help(rule, getattr(defaults, name), DEFAULT_JOB.get(name)),
             )
 
 
@@ -133,12 +136,13 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
     source, model = job.source, job.model
     rate = float(job.optimizer.learning_rate.numpy())
     classes = "regression" if source.num_classes is None else f"{source.num_classes} classes"
+    changes = f"scaling with ranks: {config.lr_scaling}, decay: {config.lr_decay}"
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
     return [
         f"data       {source.description}: {counts} test samples, {classes}",
         f"model      {config.model}: {model.count_params():,} parameters, {config.precision}",
         f"batch      {config.batch_size} a rank, {config.batch_size * world.size} in all",
-        f"optimizer  {config.optimizer}, learning rate {rate:g} (scaling for {world.size} ranks: {config.lr_scaling})",
+        f"optimizer  {config.optimizer}, learning rate {rate:g} ({changes})",
     ]
 
 
@@ -166,6 +170,9 @@ def _metavar(rule: Rule) -> str | None:
     return rule.metavar or {int: "N", float: "X"}.get(rule.kind)
 
 
-def _help(rule: Rule, default: Any) -> str:
+def _help(rule: Rule, default: Any, in_default_job: Any) -> str:
     text = rule.help if len(rule.choices) < 5 else f"{rule.help}: {', '.join(rule.choices)}"
-    return text if default is None else f"{text} (default {default})"
+    defaults = [] if default is None else [f"default {default}"]
+    if in_default_job is not None:
+        defaults.append(f"{in_default_job} for the digits with cnn and adam")
+    return f"{text} ({'; '.join(defaults)})" if defaults else text

@@ -14,7 +14,7 @@ from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.training import models
 from mpitrain.training.objective import check_fits
-from mpitrain.training.trainer import Trainer, enough_to_evaluate, make_optimizer
+from mpitrain.training.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ def prepare(config: TrainConfig, world: World) -> Job:
         },
     )
     model = together(*place, lambda: _build(config, source))
-    optimizer = make_optimizer(config.optimizer, config.unscaled_rate, config.lr_scaling, world.size)
+    optimizer = make_optimizer(config.optimizer, config.learning_rate, config.lr_scaling, world.size)
+    rate = float(optimizer.learning_rate.numpy())
     trainer = Trainer(
         model,
         optimizer=optimizer,
         batch_size=config.batch_size,
         epochs=config.epochs,
+        callbacks=[cosine_decay(rate, config.epochs)] if config.lr_decay == "cosine" else [],
         verify_replicas=config.verify_replicas,
         world=world,
     )

@@ -182,7 +182,7 @@ class Trainer:
             found = self.model.evaluate(self._batches(source.test), callbacks=[parallel], return_dict=True, verbose=0)
             return {name: float(value) for name, value in found.items()}, "test"
         prefix, part = ("val_", "validation") if source.validation is not None else ("", "training")
-        last = {name: values[-1] for name, values in history.items()}
+        last = {name: values[-1] for name, values in history.items() if name != "learning_rate"}
         return {name.removeprefix(prefix): last[name] for name in last if name.startswith(prefix)}, part
 
     def _save(self, summary: Summary, directory: Path) -> Summary:
@@ -223,6 +223,11 @@ def scaled_learning_rate(rate: float, scaling: str, ranks: int) -> float:
     """Local: the learning rate for `ranks` times the batch: `none`, `linear` (Goyal et al. 2017) or `sqrt`."""
     factors: dict[str, float] = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}
     return rate * factors[scaling]
+
+
+def cosine_decay(rate: float, epochs: int) -> Any:
+    """Local: a callback that lowers the learning rate with each epoch, from `rate` to nearly 0 (Loshchilov 2017)."""
+    return keras.callbacks.LearningRateScheduler(lambda epoch: rate * (1 + math.cos(math.pi * epoch / epochs)) / 2)
 
 
 def make_optimizer(name: str, learning_rate: float | None, scaling: str, ranks: int) -> Any:

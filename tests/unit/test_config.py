@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.config import OPTIMIZERS, TrainConfig, merge, read_file, rules
+from mpitrain.config import DEFAULT_JOB, OPTIMIZERS, TrainConfig, merge, read_file, rules
 from mpitrain.errors import UsageError
 
 
 def test_defaults_pass_their_own_rules() -> None:
-    assert merge({}) == TrainConfig()
+    assert merge({}) == TrainConfig(**DEFAULT_JOB)
 
 
 def test_texts_of_the_command_line_are_converted() -> None:
@@ -39,10 +39,14 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path) -> None:
     assert config.image_shape == (64, 32)
 
 
-def test_learning_rate_of_the_default_job_only() -> None:
-    assert merge({}).unscaled_rate == 0.003
-    assert merge({"learning_rate": "0.1"}).unscaled_rate == 0.1
-    assert [merge({name: "sgd"}).unscaled_rate for name in ("data", "model", "optimizer")] == [None] * 3
+def test_settings_of_the_default_job_only() -> None:
+    def settings(config: TrainConfig) -> tuple[object, ...]:
+        return config.epochs, config.batch_size, config.learning_rate, config.lr_decay
+
+    assert settings(merge({})) == (14, 8, 0.005, "cosine")
+    assert settings(merge({"epochs": "3"}, {"batch-size": 5}, "job.toml")) == (3, 5, 0.005, "cosine")
+    for other in ({"data": "x.npz"}, {"model": "mlp"}, {"optimizer": "sgd"}):
+        assert settings(merge(other)) == (10, 32, None, "none")
 
 
 @pytest.mark.parametrize(
