@@ -13,6 +13,7 @@ collective every rank therefore gathers one small header of each rank. It tells
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Agreed:
     possible: bool = True
 
 
+@functools.lru_cache(maxsize=1024)  # called at each step, with few and long descriptions
 def signature_of(description: str) -> int:
     """Local: a 62-bit hash of a description, never JOINING or FINISHED."""
     digest = hashlib.blake2b(description.encode(), digest_size=8).digest()

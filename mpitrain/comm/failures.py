@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 
 from mpitrain.comm.communicator import Communicator
-from mpitrain.errors import MpitrainError, UsageError
+from mpitrain.errors import AgreedError, MpitrainError, UsageError
 from mpitrain.runtime.topology import Topology
+
+HEARD_SECONDS = 2.0
 
 
 def install(communicator: Communicator, topology: Topology) -> None:
@@ -24,6 +27,9 @@ def install(communicator: Communicator, topology: Topology) -> None:
         if not once.acquire(blocking=False):
             return
         code = getattr(error, "exit_code", 1)
+        if isinstance(error, AgreedError) and not topology.is_root:
+            time.sleep(HEARD_SECONDS)  # rank 0 has the same error, tells it, and ends the job meanwhile
+            communicator.abort(code)
         if issubclass(kind, KeyboardInterrupt):
             text, code = "interrupted\n", 130
         elif isinstance(error, UsageError):

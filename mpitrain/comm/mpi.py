@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,10 @@ class MpiCommunicator:
         self.library: str = MPI.Get_library_version().split("\n")[0].split(", package")[0].strip(" \x00")
         check_library(launcher, MPI.Get_library_version())
         if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+            with warnings.catch_warnings():
+                # Of two mixed MPIs mpi4py warns on each rank; `launcher.check` says it once, and what to do.
+                warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+                MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self._mpi = MPI
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank: int = self._comm.Get_rank()

@@ -89,7 +89,7 @@ class _Hook:
         self.optimizer = optimizer
         self.captured: list[tuple[list[Any], list[Any]]] | None = None
         self.compiled_update: Callable[[list[Any]], None] | None = None
-        self.synchronized = self._traced = False
+        self.synchronized = self._traced = self._checked = False
         self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
         self._variables: list[Any] = []
@@ -120,7 +120,9 @@ class _Hook:
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Collective: as `Optimizer.apply`, with the mean of the gradients of all ranks."""
-        _refuse_inside_loss_scaling(self.optimizer)
+        if not self._checked or not tf.executing_eagerly():  # not at every eager step: it reads the stack
+            self._checked = True
+            _refuse_inside_loss_scaling(self.optimizer)
         grads = list(grads)
         if trainable_variables is None:
             variables = list(self.optimizer._trainable_variables)
