@@ -129,3 +129,14 @@ class EpochSeeds:
         """Yield the next epoch's pair of seeds."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         yield np.random.default_rng([self.seed, 3, epoch]).integers(1, 2**31, size=2, dtype=np.int64)
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Local: the dataset without TensorFlow's thread that tunes it while it runs.
+
+    Dropping an iterator waits for that thread, which now and then sleeps on for half a minute (seen with
+    TensorFlow 2.21: one of about a hundred iterators), while the other ranks wait for this one.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

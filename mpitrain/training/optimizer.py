@@ -144,7 +144,11 @@ class _Hook:
             self._register(grads, variables)
             return self.exchange.mean(grads, variables, self._title, lambda: self._synchronize(variables))
         samples = tf.cast(current_samples(), tf.float64)
-        self._accumulated_samples.assign_add(samples)
+        first = next((g for g in grads if g is not None), samples)
+        # After a gradient: at the end of data Keras may run a step without any, in which what depends on
+        # constants alone is still counted.
+        with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
+            self._accumulated_samples.assign_add(samples)
         sums = [None if g is None else tf.convert_to_tensor(g) * tf.cast(samples, g.dtype) for g in grads]
         self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         self._register(sums, variables)

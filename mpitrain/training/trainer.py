@@ -15,6 +15,7 @@ import keras
 
 from mpitrain.comm.together import root_only, together
 from mpitrain.comm.world import World, current_world
+from mpitrain.data.sharding import without_autotuning
 from mpitrain.data.source import DataSource
 from mpitrain.errors import DataError
 from mpitrain.observe.progress import ProgressDisplay
@@ -198,7 +199,7 @@ class Trainer:
         return dataclasses.replace(summary, model_path=path)
 
     def _batches(self, dataset: Any) -> Any:
-        return None if dataset is None else dataset.batch(self._batch_size).prefetch(2)
+        return None if dataset is None else without_autotuning(dataset.batch(self._batch_size).prefetch(2))
 
 
 def enough_to_evaluate(source: DataSource, ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import mpitrain
+from mpitrain.data.sharding import without_autotuning
 from mpitrain.training.callbacks import DataParallel
 
 WORLD = mpitrain.init()
@@ -34,9 +36,11 @@ def merged(ranks: Sequence[list[Batch]]) -> list[Batch]:
 
 
 def dataset(pairs: list[Batch]) -> tf.data.Dataset:
-    x, y = pairs[0]
-    signature = (tf.TensorSpec((None, *x.shape[1:]), x.dtype), tf.TensorSpec((None, *y.shape[1:]), y.dtype))
-    return tf.data.Dataset.from_generator(lambda: iter(pairs), output_signature=signature)
+    """Batches of any size, of which Keras knows neither the number nor the size."""
+    nothing = tuple(part[:0] for part in pairs[0])
+    parts = map(tf.data.Dataset.from_tensors, [nothing, *pairs])
+    whole = functools.reduce(lambda some, more: some.concatenate(more), parts)
+    return without_autotuning(whole.filter(lambda x, y: tf.shape(x)[0] > 0))
 
 
 def mlp(optimizer: Any, seed: int = 3, dtype: str = "float64", **compile_options: Any) -> Any:
