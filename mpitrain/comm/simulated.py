@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -73,8 +72,10 @@ class _Shared:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
         self.slots: list[Any] = [None] * size
-        self.mail: dict[tuple[int, int], queue.Queue[Buffer]] = defaultdict(queue.Queue)
-        self.lines: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+        # Made here, not at the first use, which may be by two threads at once.
+        pairs = [(source, destination) for source in range(size) for destination in range(size)]
+        self.mail: dict[tuple[int, int], queue.Queue[Buffer]] = {pair: queue.Queue() for pair in pairs}
+        self.lines: dict[tuple[int, int], list[int]] = {pair: [0, 0] for pair in pairs}
 
 
 class SimulatedCommunicator:
