@@ -114,6 +114,11 @@ class Agreement:
             return agreed
         return self._ask_idle(agreed, 0.0 if able is None else able(agreed.signature))
 
+    def leave(self) -> None:
+        """Collective: wait until all ranks are at the end of their programs, able to take part in nothing."""
+        while self._communicator.size > 1 and not self.idle(finished=True, able=lambda signature: None).finished:
+            pass
+
     def _ask_idle(self, agreed: Agreed, samples: float | None) -> Agreed:
         """Collective: what ranks without data answer, once they know what the others do."""
         answers = np.zeros(self._communicator.size, np.float64)

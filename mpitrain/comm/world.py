@@ -37,6 +37,7 @@ class World:
         all_reduce: how flat host buffers are summed.
         devices: the accelerator of this rank.
         threads: TensorFlow's thread pools on this rank.
+        leave: collective, called at the end of the program; returns when all ranks have come to theirs.
     """
 
     topology: Topology
@@ -45,7 +46,10 @@ class World:
     all_reduce: AllReduce
     devices: DevicePlan
     threads: ThreadPlan
-    _at_finish: list[Callable[[], None]] = field(default_factory=list)
+    leave: Callable[[], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leave = self.agreement.leave
 
     @property
     def rank(self) -> int:
@@ -82,14 +86,9 @@ class World:
         """True on rank 0."""
         return self.topology.is_root
 
-    def at_finish(self, function: Callable[[], None]) -> None:
-        """Local: call `function` when the program ends, the last one added first."""
-        self._at_finish.append(function)
-
     def finish(self) -> None:
-        """Collective: run what `at_finish` registered. Called at the end of the program."""
-        while self._at_finish:
-            self._at_finish.pop()()
+        """Collective: leave with all the others. Called at the end of the program."""
+        self.leave()
 
 
 _current: list[World] = []  # at most one: a process has one place in one job

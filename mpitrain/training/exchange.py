@@ -172,7 +172,7 @@ class Exchange:
 def exchange_of(world: World) -> Exchange:
     """Local: the one exchange of a job."""
     exchange = Exchange(world)
-    world.at_finish(functools.partial(exchange.join, finished=True))
+    world.leave = functools.partial(exchange.join, finished=True)
     return exchange
 
 
