@@ -41,7 +41,6 @@ def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]
 
 def host_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: Sequence[Any]) -> list[Any]:
     """Local: one stateful host call of the graph being traced, on the CPU."""
-    body = tf.autograph.experimental.do_not_convert(function)
     with tf.device("CPU:0"):
-        outputs = tf.numpy_function(body, list(inputs), list(dtypes))
+        outputs = tf.numpy_function(function, list(inputs), list(dtypes))  # which never converts the function
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

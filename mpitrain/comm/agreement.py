@@ -72,6 +72,8 @@ class Agreement:
         self._mine = np.zeros(2 + REPORTS, np.float64)
         self._all = np.zeros((size, 2 + REPORTS), np.float64)
         self._what = self._mine[:1].view(np.int64)
+        self._calls = self._all.view(np.int64)[:, 0]
+        self._everyone = np.ones(size, np.bool_)
         self._descriptions: dict[int, str] = {
             JOINING: "waiting for the others (out of data)",
             FINISHED: "at the end of the program",
@@ -94,7 +96,7 @@ class Agreement:
         signature = signature_of(description)
         self._descriptions[signature] = description
         agreed = self._gather(signature, samples)
-        if agreed.active.all():
+        if agreed.active is self._everyone:
             return agreed
         agreed = self._ask_idle(agreed, samples)
         if not (agreed.possible and idle_ok):
@@ -132,14 +134,19 @@ class Agreement:
         start = time.perf_counter()
         self._communicator.all_gather(self._mine, self._all)
         self.waiting_seconds += time.perf_counter() - start
-        calls = self._all[:, 0].copy().view(np.int64)
-        active = calls > FINISHED
-        called = np.unique(calls[active])
+        calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
+        samples_of_all, reports = self._all[:, 1].copy(), self._all[:, 2:].copy()
+        if what > FINISHED and calls.count(what) == len(calls):
+            return Agreed(what, samples_of_all, reports, self._everyone)
+        called = {call for call in calls if call > FINISHED}
         if len(called) > 1:
             self._raise_mismatch(what)
-        signature = int(called[0]) if len(called) else None
         return Agreed(
-            signature, self._all[:, 1].copy(), self._all[:, 2:].copy(), active, bool((calls == FINISHED).all())
+            called.pop() if called else None,
+            samples_of_all,
+            reports,
+            np.array([call > FINISHED for call in calls]),
+            calls.count(FINISHED) == len(calls),
         )
 
     def _raise_mismatch(self, what: int) -> NoReturn:
@@ -155,10 +162,10 @@ class Agreement:
         )
 
     def _raise_idle(self, description: str) -> NoReturn:
-        codes = self._all[:, 0].copy().view(np.int64)
-        idle = [rank for rank in range(len(codes)) if codes[rank] <= FINISHED]
-        others = [rank for rank in range(len(codes)) if codes[rank] > FINISHED]
-        state = self._descriptions[int(codes[idle[0]])]
+        codes = self._calls.tolist()
+        idle = [rank for rank, code in enumerate(codes) if code <= FINISHED]
+        others = [rank for rank, code in enumerate(codes) if code > FINISHED]
+        state = self._descriptions[codes[idle[0]]]
         raise RankFinishedError(
             f"{self._name(others)} called {description}, but {self._name(idle)} will not come: {state}. "
             "Every rank must call each collective, and make at least one update of each kind itself."
