@@ -15,6 +15,7 @@ from typing import Any
 from mpitrain.comm.all_reduce import describe
 from mpitrain.comm.world import World
 
+SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "MPITRAIN_ALL_REDUCE")  # variables that change the figures
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")
 
 
@@ -74,6 +75,7 @@ def machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
         "versions": _versions(),
+        "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
 
