@@ -64,7 +64,7 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
     elements = split(int(size * (1 << 20)) // 4, count)
     nbytes = 4 * sum(elements)
     reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
-    produce, exchange = _functions(reducer, elements)
+    produce, exchange = _functions(reducer, elements, world.topology.node_count)
     buffer = np.zeros(nbytes // 4, np.float32)
     calls = max(1, min(MOST_CALLS, CALLS_BYTES // nbytes))
     host: list[float] = []
@@ -114,7 +114,7 @@ def _figures(raw: dict[str, tuple[float, ...]], limit: float | None) -> dict[str
     return figures
 
 
-def _functions(reducer: Any, elements: Sequence[int]) -> tuple[Callable[[], float], Callable[[], float]]:
+def _functions(reducer: Any, elements: Sequence[int], hosts: int) -> tuple[Callable[[], float], Callable[[], float]]:
     """Local: a step that only makes gradients, and the same step with their exchange."""
     import tensorflow as tf
 
@@ -136,6 +136,6 @@ def _functions(reducer: Any, elements: Sequence[int]) -> tuple[Callable[[], floa
     @tf.function
     def exchange() -> Any:
         own = gradients()
-        return used(mean_gradients(reducer, plan_of(own, variables, "benchmark"), own, 1.0))
+        return used(mean_gradients(reducer, plan_of(own, variables, "benchmark", hosts), own, 1.0))
 
     return lambda: float(produce()), lambda: float(exchange())

@@ -12,12 +12,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from mpitrain import __version__
+from mpitrain.cli import script
 from mpitrain.comm.together import together
 from mpitrain.comm.world import init
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.runtime.launcher import detect
 
-# Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`.
+# Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
+# which is not named but seen by the script among the arguments.
 COMMANDS = ("train", "bench")
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
@@ -79,18 +81,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """Collective where the arguments are wrong, so that no rank leaves before rank 0 has said so."""
-    name = argv[0] if argv and argv[0] in COMMANDS else "train"
-    rest = argv[1:] if argv and argv[0] == name else argv
+    name, own, rest = _divide(argv)
     parser = Parser(prog="mpitrain")
     parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
-    if rest == ["--version"]:
-        parser.parse_args(rest)
+    if own == ["--version"]:
+        parser.parse_args(own)
     command = importlib.import_module(f"mpitrain.cli.{name}")
     command.add_parser(parser.add_subparsers(parser_class=Parser))
     try:
-        return command, parser.parse_args([name, *rest])
+        arguments = parser.parse_args([name, *own])
+        if name == "script":
+            arguments.script = rest
+        return command, arguments
     except UsageError as error:
         leave_with(error)
+
+
+def _divide(argv: list[str]) -> tuple[str, list[str], list[str]]:
+    """The command, its arguments, and from the script on what belongs to the script."""
+    if argv and argv[0] in COMMANDS:
+        return argv[0], argv[1:], []
+    start = script.position(argv)
+    if start is None:
+        return "train", argv, []
+    return "script", argv[:start], argv[start:]
 
 
 def leave_with(error: UsageError) -> NoReturn:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives.ordering import host_call, in_turn
-from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
+from mpitrain.reduction.buckets import BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
 from mpitrain.reduction.reducer import Reducer
 
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
@@ -22,9 +22,10 @@ def spec_of(gradient: Gradient, variable: Any) -> TensorSpec:
     return TensorSpec(name, shape, gradient.dtype.name, isinstance(gradient, tf.IndexedSlices))
 
 
-def plan_of(gradients: Sequence[Gradient], variables: Sequence[Any], title: str) -> BucketPlan:
-    """Local: how these gradients are exchanged."""
-    return plan_buckets([spec_of(g, v) for g, v in zip(gradients, variables, strict=True)], title=title)
+def plan_of(gradients: Sequence[Gradient], variables: Sequence[Any], title: str, hosts: int) -> BucketPlan:
+    """Local: how these gradients are exchanged between ranks on so many hosts."""
+    specs = [spec_of(g, v) for g, v in zip(gradients, variables, strict=True)]
+    return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -14,7 +14,14 @@ from mpitrain.comm.world import World, current_world
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of, replicated_state
-from mpitrain.training.replicas import average_statistics, describe, has_value, synchronize, verify_replicas
+from mpitrain.training.replicas import (
+    average_statistics,
+    describe,
+    has_value,
+    part_streams,
+    synchronize,
+    verify_replicas,
+)
 
 ATTRIBUTE = "_mpitrain_hook"
 
@@ -59,7 +66,7 @@ class DataParallel(keras.callbacks.Callback):
             # With several steps a call, a rank's first call may hold fewer updates than another's.
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
             self._fitting = self._hook.active = True
-            synchronize([v for v in _state(self.model) if has_value(v)], world=self._world)
+            _start_alike(self.model, self._world)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
@@ -186,7 +193,34 @@ class _ModelHook:
         if self._depth or not self.active:
             return self._metrics_result()
         self._exchange.join()
+        return self.global_result()
+
+    def global_result(self) -> dict[str, Any]:
+        """Collective: the model's metrics over the samples of all ranks."""
         return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
+
+
+def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, Any], world: World) -> Any:
+    """Collective: `Model.train_on_batch` where each rank has its own rows; the numbers returned are those of all.
+
+    Args:
+        model: compiled.
+        train: `Model.train_on_batch` of Keras.
+        arguments: its arguments by name.
+        world: the job.
+    """
+    as_dictionary = arguments.get("return_dict", False)
+    DistributedOptimizer(model.optimizer, world=world)
+    hook = _ModelHook.of(model, exchange_of(world))
+    logs = train(model, **{**arguments, "return_dict": True})
+    logs |= _mean_logs(logs, world)
+    logs |= {name: float(value) for name, value in hook.global_result().items() if name in logs}
+    return logs if as_dictionary else model._flatten_metrics_in_order(logs)
+
+
+def average_batch_statistics(model: Any, world: World) -> None:
+    """Collective: moments of batch normalization become the mean over ranks."""
+    average_statistics(_statistics(model), world=world)
 
 
 def global_metrics(metrics: Sequence[Any], result: Callable[[], dict[str, Any]], world: World) -> dict[str, Any]:
@@ -237,7 +271,14 @@ def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:
         # they train at the first update.
         with contextlib.suppress(Exception):
             model._symbolic_build(data_batch=data)
-        synchronize([v for v in _state(model) if has_value(v)], world=world)
+        _start_alike(model, world)
+
+
+def _start_alike(model: Any, world: World) -> None:
+    """Collective: rank 0's variables on all ranks, but random streams of their own."""
+    state = [v for v in _state(model) if has_value(v)]
+    synchronize(state, world=world)
+    part_streams(state, world=world)
 
 
 def _state(model: Any) -> list[Any]:

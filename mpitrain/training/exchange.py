@@ -95,16 +95,22 @@ class Exchange:
         present = [position for position, gradient in enumerate(gradients) if gradient is not None]
         if self.world.size == 1 or not present:
             return list(gradients)
-        from mpitrain.reduction.graph import mean_gradients, plan_of
+        from mpitrain.reduction.graph import mean_gradients
 
         own = [gradients[position] for position in present]
-        plan = plan_of(own, [variables[position] for position in present], title)
+        plan = self.plan(own, [variables[position] for position in present], title)
         self._plans.setdefault(signature_of(plan.description), plan)
         result: list[Any] = list(gradients)
         means = mean_gradients(self.reducer, plan, own, _samples.get(), synchronize)
         for position, mean in zip(present, means, strict=True):
             result[position] = mean
         return result
+
+    def plan(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
+        """Local: how these gradients, of which none is None, are exchanged."""
+        from mpitrain.reduction.graph import plan_of
+
+        return plan_of(gradients, variables, title, self.world.topology.node_count)
 
     def synchronize_once(self, variables: Sequence[Any]) -> bool:
         """Collective: rank 0's values for variables that were not given here before; True if any differed.

@@ -12,7 +12,6 @@ import tensorflow as tf
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
-from mpitrain.reduction.graph import plan_of
 from mpitrain.training.exchange import EmptyUpdate, Exchange, current_samples, exchange_of, sample_count
 from mpitrain.training.replicas import has_value, synchronize
 
@@ -190,7 +189,7 @@ class _Hook:
         if not pairs:
             return
         kept = [variable for _, variable in pairs]
-        plan = plan_of([gradient for gradient, _ in pairs], kept, self._title)
+        plan = self.exchange.plan([gradient for gradient, _ in pairs], kept, self._title)
         if self.exchange.knows(plan.description):
             return
 

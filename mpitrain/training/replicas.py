@@ -95,6 +95,22 @@ def synchronize(variables: Sequence[Any], *, world: World) -> bool:
     return bool(found)
 
 
+def part_streams(variables: Sequence[Any], *, world: World) -> None:
+    """Local: random streams (of dropout, augmentation) go on at another place on each rank.
+
+    To be called when the states are those of rank 0. Keras draws from a seed and a counter; ranks begin
+    their counters 2**20 draws apart.
+
+    Args:
+        variables: of which the states of Keras' seed generators, uint32[2], are changed.
+        world: the job.
+    """
+    for variable in variables:
+        if name_of(variable).endswith("seed_generator_state") and has_value(variable):
+            seed, counter = (int(number) for number in variable.numpy())
+            variable.assign(np.array([seed, (counter + (world.rank << 20)) % (1 << 32)], np.uint32))
+
+
 def average_statistics(variables: Sequence[Any], *, world: World) -> None:
     """Collective: the mean over ranks of non-trainable statistics, such as the moments of batch normalization.
 

@@ -1,0 +1,70 @@
+"""`mpitrain [options] script.py ...` or `-m module ...`: an unmodified Keras script on all ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpitrain.comm.together import same
+from mpitrain.comm.world import init
+from mpitrain.config import TrainConfig
+
+# Options of this command that take a value; the others are switches.
+VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
+
+
+def position(arguments: Sequence[str]) -> int | None:
+    """Local: where in `arguments` the script, or `-m`, stands; None if there is none."""
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        if argument == "-m" or argument.endswith(".py"):
+            return index
+        if not argument.startswith("--"):
+            return None
+        index += 2 if argument in VALUED else 1
+    return None
+
+
+def add_parser(subparsers: Any) -> None:
+    """Local: add the options that may stand before a script."""
+    usage = "mpitrain [options] script.py [its arguments]\n       mpitrain [options] -m module [its arguments]"
+    parser = subparsers.add_parser("script", prog="mpitrain", usage=usage, description=__doc__)
+    parser.add_argument("--batch-size-is", choices=("rank", "global"), default="rank", help="of whom (default rank)")
+    parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
+    parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--gpu-memory", metavar="SIZE", help="growth, a fraction, or MiB")
+    parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
+    parser.add_argument("--intra-threads", type=int, metavar="N")
+    parser.add_argument("--inter-threads", type=int, metavar="N")
+    parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collective: run the script on all ranks.
+
+    Args:
+        arguments: with `script`, the list that begins with the script or `-m`.
+
+    Raises:
+        AgreedError: on every rank, for what the user can mend.
+    """
+    threads = (arguments.intra_threads, arguments.inter_threads)
+    world = init(
+        device=arguments.device,
+        gpu_memory=arguments.gpu_memory,
+        share_gpus=arguments.share_gpus,
+        threads=None if threads == (None, None) else threads,
+        verbose=arguments.verbose,
+    )
+    same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    from mpitrain.training import script
+
+    is_module = arguments.script[0] == "-m"
+    name, *rest = arguments.script[is_module:]
+    wanted = script.Script(name, tuple(rest), is_module)
+    script.run(world, wanted, Path(arguments.output), arguments.batch_size_is == "global", arguments.dry_run)
+    return 0

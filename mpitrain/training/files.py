@@ -1,0 +1,104 @@
+"""Files of a script that knows nothing of ranks: rank 0 writes them through Keras, all ranks read them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mpitrain.comm.world import World
+from mpitrain.training.callbacks import average_batch_statistics
+
+Note = Callable[[str, str], None]
+# Where scripts find the same function; `tf.keras` has modules of its own.
+MODULES = {
+    "save_model": ("keras.models", "keras.saving", "keras._tf_keras.keras.models", "keras._tf_keras.keras.saving"),
+    "load_model": ("keras.models", "keras.saving", "keras._tf_keras.keras.models", "keras._tf_keras.keras.saving"),
+    "plot_model": ("keras.utils", "keras._tf_keras.keras.utils"),
+}
+# Methods that write; the callbacks' other methods run on all ranks.
+WRITING_CALLBACKS: dict[str, tuple[str, ...]] = {
+    "CSVLogger": ("on_train_begin", "on_epoch_end", "on_train_end"),
+    "BackupAndRestore": ("_save_model", "on_train_end"),
+    "TensorBoard": (
+        *("set_model", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end", "on_epoch_begin"),
+        *("on_epoch_end", "on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"),
+    ),
+}
+
+
+class Files:
+    """Lets rank 0 write, and the others wait until the file is there.
+
+    Args:
+        world: the job, of two ranks or more.
+        note: told what is changed, as (part, text).
+        training: whether a `fit` is under way. There ranks may stand at different batches, so nobody waits.
+    """
+
+    def __init__(self, world: World, note: Note, training: Callable[[], bool]) -> None:
+        self._world, self._note, self._training = world, note, training
+
+    def install(self) -> None:
+        """Local: patch what writes and reads."""
+        for name, places in MODULES.items():
+            for place in places:
+                module = importlib.import_module(place)
+                self._replace(module, name, self._reading if name == "load_model" else self._writing)
+        for name in ("save", "save_weights", "export"):
+            self._replace(keras.Model, name, self._writing_model)
+        self._replace(keras.Model, "load_weights", self._reading)
+        for owner, name in (
+            (tf.train.Checkpoint, "save"),
+            (tf.train.Checkpoint, "write"),
+            (tf.train.CheckpointManager, "save"),
+            (tf.saved_model, "save"),
+        ):
+            self._replace(owner, name, self._writing)
+        for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read")):
+            self._replace(owner, name, self._reading)
+        if not self._world.is_root:
+            for callback, methods in WRITING_CALLBACKS.items():
+                for method in methods:
+                    setattr(getattr(keras.callbacks, callback), method, _nothing)
+
+    def _replace(self, owner: Any, name: str, make: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(make(name, original)))
+
+    def _writing(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._note("files", f"{name}: written by rank 0")
+            result = write(*args, **kwargs) if self._world.is_root else None
+            if self._training():
+                return result
+            self._world.agreement.call(f"written: {name}")
+            return self._world.communicator.broadcast_obj(result if isinstance(result, str | bytes) else None)
+
+        return call
+
+    def _writing_model(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        once = self._writing(name, write)
+
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._training():
+                average_batch_statistics(model, self._world)
+            return once(model, *args, **kwargs)
+
+        return call
+
+    def _reading(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._training():
+                self._world.agreement.call(f"to be read: {name}")
+            return read(*args, **kwargs)
+
+        return call
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Local: in place of what rank 0 alone does."""

@@ -1,0 +1,170 @@
+"""Runs a user's script on this rank, as plain Python would run it."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpitrain.comm.together import together
+from mpitrain.comm.world import World
+from mpitrain.errors import UsageError
+
+PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is to be run.
+
+    Attributes:
+        name: path of a file, or with `is_module` the name of a module.
+        arguments: its own.
+        is_module: as with `python -m`.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+@dataclass
+class Changes:
+    """The table of what is different from a run under plain Python.
+
+    Attributes:
+        rows: (part, text), each once, in the order found.
+    """
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+
+    def note(self, part: str, text: str) -> None:
+        """Local: add a row, if it is new."""
+        if (part, text) not in self.rows:
+            self.rows.append((part, text))
+
+    def __str__(self) -> str:
+        """Local: the table as text, by part."""
+        width = max(map(len, PARTS))
+        ordered = [row for part in PARTS for row in self.rows if row[0] == part]
+        return "\n".join(f"{part:<{width}}  {text}" for part, text in ordered) or "nothing is changed"
+
+
+def run(world: World, script: Script, output: Path, batch_is_global: bool = False, dry_run: bool = False) -> None:
+    """Collective: run `script` on all ranks, its training divided among them.
+
+    With one rank nothing at all is changed. With more, ranks other than 0 print to `rank-N.log` in
+    `output`, and rank 0 writes there to `rank-0.log` what was changed.
+
+    Args:
+        world: the job.
+        script: what to run.
+        output: directory of the logs.
+        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
+        dry_run: stop where the script would train, and print what would be changed.
+
+    Raises:
+        AgreedError: on all ranks: there is no such script, or no log can be written.
+    """
+    code = together(world.communicator, world.hosts, lambda: _prepare(world, script, output))
+    if world.size == 1 and not dry_run:
+        _execute(script, code)
+        return
+    changes = Changes()
+    if world.size == 1:
+        changes.note("other", "one rank: the script runs as it is")
+        print(changes)
+        return
+    _run_divided(world, script, code, batch_is_global, changes, dry_run)
+    if world.is_root:
+        (output / "rank-0.log").write_text(f"{changes}\n")
+
+
+def _run_divided(
+    world: World,
+    script: Script,
+    code: types.CodeType | None,
+    batch_is_global: bool,
+    changes: Changes,
+    dry_run: bool,
+) -> None:
+    from mpitrain.data.shares import Share
+    from mpitrain.training.files import Files
+    from mpitrain.training.unmodified import DryRunEnded, Unmodified
+
+    _seed_alike(world, changes.note)
+    unmodified = Unmodified(world, Share(world.rank, world.size, batch_is_global), changes.note, dry_run)
+    unmodified.install()
+    Files(world, changes.note, lambda: unmodified.training).install()
+    builtins.input = _input_of_root(world, builtins.input)
+    try:
+        _execute(script, code)
+    except DryRunEnded:
+        pass
+    finally:
+        if world.is_root and dry_run:
+            print(changes, flush=True)
+    if world.is_root and not unmodified.trained:
+        sys.stderr.write(
+            f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
+            f"optimizer was used, so each of the {world.size} ranks did all of its work.\n"
+        )
+
+
+def _prepare(world: World, script: Script, output: Path) -> types.CodeType | None:
+    """Local: the compiled script, and the log that this rank prints to.
+
+    Raises:
+        UsageError: one of them cannot be had.
+    """
+    if world.size > 1:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            log = (output / f"rank-{world.rank}.log").open("w", buffering=1)
+        except OSError as error:
+            raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
+        if not world.is_root:
+            sys.stdout = log
+    if script.is_module:
+        return None
+    try:
+        with io.open_code(os.path.abspath(script.name)) as file:  # noqa: PTH100 (a Path has no open_code)
+            return compile(file.read(), script.name, "exec")
+    except OSError as error:
+        raise UsageError(f"the script {script.name} cannot be read: {error.strerror}") from error
+
+
+def _execute(script: Script, code: types.CodeType | None) -> None:
+    """Local: what the interpreter does with a script or `-m module`."""
+    sys.argv = [script.name, *script.arguments]
+    if code is None:
+        runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        return
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=script.name, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    sys.path[0] = str(Path(script.name).resolve().parent)
+    exec(code, module.__dict__)
+
+
+def _seed_alike(world: World, note: Callable[[str, str], None]) -> None:
+    """Collective: random numbers that a script draws without a seed of its own are the same on all ranks."""
+    import keras
+
+    seed = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
+    keras.utils.set_random_seed(seed)
+    note("other", "Python, NumPy and Keras draw the same random numbers on all ranks until the script sets a seed")
+
+
+def _input_of_root(world: World, ask: Callable[..., str]) -> Callable[..., str]:
+    def call(*prompt: object) -> str:
+        answer = ask(*prompt) if world.is_root else ""
+        return str(world.communicator.broadcast_obj(answer))
+
+    return call

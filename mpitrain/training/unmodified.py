@@ -1,0 +1,242 @@
+"""What is changed in Keras while a script runs that knows nothing of ranks.
+
+Every rank runs the whole script. Where it trains, evaluates or writes files through Keras, each rank does
+its part, and all see the same numbers; everything else they do alike. So all ranks take the same decisions,
+and reach the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+
+from mpitrain.comm.world import World
+from mpitrain.data.shares import Share, is_arrays, length, of_batches, take
+from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+
+BATCH_SIZE = 32  # Keras' own default
+Arguments = dict[str, Any]
+Note = Callable[[str, str], None]
+
+
+class DryRunEnded(Exception):  # noqa: N818 (no error)
+    """The script has come to its first training call, and only wanted to know what would happen there."""
+
+
+class Unmodified:
+    """Makes the Keras of this process data-parallel.
+
+    Args:
+        world: the job, of two ranks or more.
+        share: how data is divided.
+        note: told what is changed, as (part, text).
+        dry_run: end the script where it would train.
+
+    Attributes:
+        trained: the script has trained something.
+    """
+
+    def __init__(self, world: World, share: Share, note: Note, dry_run: bool = False) -> None:
+        self.trained = False
+        self._world, self._share, self._note, self._dry_run = world, share, note, dry_run
+        self._fits = 0  # under way
+        self._applying = 0
+
+    def install(self) -> None:
+        """Local: patch Keras. The classes stay themselves: subclasses and saved models are what they were."""
+        _patch(keras.Model, "fit", self._fit)
+        _patch(keras.Model, "evaluate", self._evaluate)
+        _patch(keras.Model, "predict", self._predict)
+        _patch(keras.Model, "train_on_batch", self._train_on_batch)
+        _patch(keras.optimizers.Optimizer, "apply", self._apply)
+        _patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+
+    @property
+    def training(self) -> bool:
+        """True inside a `fit`, where ranks may stand at different batches."""
+        return self._fits > 0
+
+    def _fit(self, fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.fit`, on this rank's share."""
+        arguments = _bound(fit, model, args, kwargs)
+        if _knows_ranks(arguments.get("callbacks")):
+            self.trained = True
+            return fit(model, **arguments)
+        self._divide_training(arguments)
+        self._note_model(model)
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"))
+        self._begin_training()
+        self._silence(arguments)
+        with self._fitting():
+            history = fit(model, **arguments)
+        self._world.agreement.call("end of fit")
+        return history
+
+    def _evaluate(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.evaluate`, on this rank's share; the numbers are those of all."""
+        if "_use_cached_eval_dataset" in kwargs:  # by `fit`, which has divided the data
+            return evaluate(model, *args, **kwargs)
+        arguments = _bound(evaluate, model, args, kwargs)
+        if _knows_ranks(arguments.get("callbacks")):
+            return evaluate(model, **arguments)
+        self._divide(arguments, "steps", "evaluate")
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"))
+        self._silence(arguments)
+        return evaluate(model, **arguments)
+
+    def _predict(self, predict: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.predict`: each rank predicts all, for the script goes on with the result."""
+        self._note("data", "predict: every rank predicts all samples")
+        if not self.training:
+            average_batch_statistics(model, self._world)
+        arguments = _bound(predict, model, args, kwargs)
+        self._silence(arguments)
+        return predict(model, **arguments)
+
+    def _train_on_batch(self, train: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.train_on_batch`, on this rank's rows of the batch."""
+        self._note_model(model)
+        self._note("data", "train_on_batch: each batch is divided by rows")
+        self._begin_training()
+        arguments = _bound(train, model, args, kwargs)
+        for name in ("x", "y", "sample_weight"):
+            value = arguments.get(name)
+            if value is not None and length(arguments["x"]) >= self._world.size:
+                arguments[name] = self._share.rows_of_batch(value)
+        return train_on_rows(model, train, arguments, self._world)
+
+    def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: an optimizer that is used for the first time becomes a distributed one."""
+        if self._applying or hook_of(optimizer) is not None:
+            # Of an optimizer inside another one the outer has taken the mean.
+            self._applying += 1
+            try:
+                return apply(optimizer, *args, **kwargs)
+            finally:
+                self._applying -= 1
+        self._begin_training()
+        self._note("optimizer", f"{type(optimizer).__name__}: gradients are averaged over all ranks")
+        self._note("data", "a loop of its own: every rank computes whole batches, as the script reads them")
+        return DistributedOptimizer(optimizer, world=self._world).apply(*args, **kwargs)
+
+    def _divide_training(self, arguments: Arguments) -> None:
+        """Local: `fit`'s data becomes this rank's; validation data is held out before."""
+        if arguments.get("validation_split") and arguments.get("validation_data") is None:
+            _hold_out(arguments)
+        batch_size = arguments.get("batch_size")
+        self._divide(arguments, "steps_per_epoch", "fit")
+        validation = arguments.get("validation_data")
+        if validation is not None:
+            names = ("x", "y", "sample_weight")
+            parts = validation if isinstance(validation, tuple | list) else (validation,)
+            own: Arguments = dict(zip(names, parts, strict=False))
+            own["batch_size"] = arguments.get("validation_batch_size") or batch_size
+            own["steps"] = arguments.get("validation_steps")
+            self._divide(own, "steps", "validation")
+            arguments["validation_batch_size"], arguments["validation_steps"] = own["batch_size"], own["steps"]
+            values = tuple(own[name] for name in names if name in own)
+            arguments["validation_data"] = values if isinstance(validation, tuple | list) else values[0]
+
+    def _divide(self, arguments: Arguments, steps: str, call: str) -> None:
+        """Local: replace data, batch size and number of steps by this rank's."""
+        x, share = arguments.get("x"), self._share
+        meaning = "of all ranks" if share.batch_is_global else f"per rank, {share.size} times as much in all"
+        if is_arrays(x):
+            batch_size = arguments.get("batch_size") or BATCH_SIZE
+            rows = share.rows(length(x), batch_size)
+            arguments["batch_size"] = share.batch_size(batch_size)
+            arguments |= {
+                name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments
+            }
+            self._note("data", f"{call}: arrays are divided by rows; batch size {batch_size} is {meaning}")
+            return
+        arguments["x"] = of_batches(x, share)
+        how = "each rank takes its rows of each" if share.batch_is_global else f"each rank takes every {share.size}th"
+        self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and {how} batch")
+        known = _batches(x)
+        if arguments.get(steps) and known is not None and not share.batch_is_global:
+            arguments[steps] = math.ceil(arguments[steps] / share.size)
+
+    def _with_data_parallel(self, callbacks: Any) -> Any:
+        own = DataParallel(world=self._world)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.callbacks.insert(0, own)
+            return callbacks
+        if callbacks is None:
+            return [own]
+        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        for callback in given:
+            self._note("callbacks", f"{type(callback).__name__}: sees the numbers of all ranks at the end of epochs")
+        return [own, *given]
+
+    def _silence(self, arguments: Arguments) -> None:
+        if not self._world.is_root:
+            arguments["verbose"] = 0
+
+    def _note_model(self, model: Any) -> None:
+        self._note("model", f"{model.name}: starts from rank 0's weights, checked to be the same on all ranks")
+        if model.optimizer is not None:
+            kind = type(model.optimizer).__name__
+            self._note("optimizer", f"{kind}: gradients are averaged over all ranks, weighted by samples")
+
+    def _begin_training(self) -> None:
+        self.trained = True
+        if self._dry_run:
+            raise DryRunEnded
+
+    def _fitting(self) -> AbstractContextManager[None]:
+        @contextmanager
+        def counted() -> Any:
+            self._fits += 1
+            try:
+                yield
+            finally:
+                self._fits -= 1
+
+        return counted()
+
+
+def _patch(owner: Any, name: str, method: Callable[..., Any]) -> None:
+    """Local: calls of `owner.name` go to `method`, with the original as its first argument."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(original, *args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _bound(function: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """Local: arguments by name, without the model."""
+    bound = inspect.signature(function).bind(model, *args, **kwargs).arguments
+    return dict(list(bound.items())[1:])
+
+
+def _knows_ranks(callbacks: Any) -> bool:
+    given = getattr(callbacks, "callbacks", callbacks) or []
+    return any(isinstance(one, DataParallel) for one in (given if isinstance(given, list | tuple) else [given]))
+
+
+def _hold_out(arguments: Arguments) -> None:
+    """Local: the last part of the arrays becomes validation data, as Keras does it."""
+    count = length(arguments["x"])
+    kept = math.floor(count * (1.0 - arguments.pop("validation_split")))
+    names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
+    arguments["validation_data"] = tuple(take(arguments[name], slice(kept, count)) for name in names)
+    arguments |= {name: take(arguments[name], slice(0, kept)) for name in names}
+
+
+def _batches(data: Any) -> int | None:
+    """Local: the number of batches of an epoch, where it is known and finite."""
+    if hasattr(data, "cardinality"):
+        count = int(data.cardinality())
+        return count if count >= 0 else None
+    return getattr(data, "num_batches", None)

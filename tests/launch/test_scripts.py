@@ -1,0 +1,133 @@
+"""Keras scripts that know nothing of ranks: run as they are on 1, 2 and 3 ranks, beside plain Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.launch.conftest import REPOSITORY, Mpirun
+
+SCRIPTS = REPOSITORY / "tests" / "scripts"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "everything")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(REPOSITORY)}
+Results = dict[str, dict[str, list[float]]]
+
+
+def results(output: str) -> Results:
+    """What each script printed."""
+    found: Results = {}
+    name = ""
+    for line in output.splitlines():
+        if line.startswith("SCRIPT "):
+            name = line.split()[1]
+        elif line.startswith("RESULT "):
+            assert name not in found, "printed by more than one rank"
+            found[name] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of plain Python."""
+    directory = tmp_path_factory.mktemp("plain")
+    command = [sys.executable, str(SCRIPTS / "everything.py"), str(directory), *NAMES]
+    finished = subprocess.run(
+        command, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    return results(finished.stdout)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_scripts_give_what_one_rank_gives(mpirun: Mpirun, tmp_path: Path, plain: Results, ranks: int) -> None:
+    assert sorted(plain) == NAMES
+    arguments = ["-m", "mpitrain", "--batch-size-is", "global", "--output", str(tmp_path / "logs")]
+    files = tmp_path / "files"
+    files.mkdir()
+    finished = mpirun(ranks, [*arguments, str(SCRIPTS / "everything.py"), str(files), *NAMES], timeout=400, env=QUIET)
+    assert finished.returncode == 0, finished.output
+    found = results(finished.stdout)
+    assert sorted(found) == NAMES, finished.output
+    for name in NAMES:
+        assert found[name].keys() == plain[name].keys(), name
+        for key, expected in plain[name].items():
+            if ranks == 1:
+                assert found[name][key] == expected, (name, key)
+            else:
+                np.testing.assert_allclose(found[name][key], expected, rtol=2e-3, atol=2e-5, err_msg=f"{name} {key}")
+    if ranks > 1:
+        assert (tmp_path / "logs" / "rank-1.log").read_text().count("RESULT") == len(NAMES)
+        assert "gradients are averaged over all ranks" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+WORDS = """
+import sys, os
+print("argv", sys.argv[1:], __name__, os.path.basename(__file__), sys.modules["__main__"].__dict__ is globals())
+print("answer", input("say: "))
+import beside
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_finds_what_plain_python_gives_it(mpirun: Mpirun, tmp_path: Path, as_module: bool) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "beside.py").write_text("print('beside')\n")
+    script = package / "words.py"
+    script.write_text(WORDS.replace("import beside", "from . import beside") if as_module else WORDS)
+    options = ["-m", "mpitrain", "--output", str(tmp_path / "logs")]
+    what = ["-m", "package.words"] if as_module else [str(script)]
+    environment = {**QUIET, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+    command = [mpirun.path, *mpirun.flags(2), "-np", "2", sys.executable, *options, *what, "7", "--epochs", "3"]
+    finished = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        input="yes\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 7, (finished.stdout, finished.stderr)
+    assert "argv ['7', '--epochs', '3'] __main__ words.py True" in finished.stdout, finished.stdout
+    assert "answer yes" in finished.stdout
+    assert finished.stdout.count("beside") == 1, finished.stdout
+    assert "answer yes" in (tmp_path / "logs" / "rank-1.log").read_text()
+
+
+def test_what_is_not_divided_is_said(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("print('done')\n")
+    finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), str(script)], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert finished.stderr.count("trained nothing that could be divided") == 1, finished.output
+
+
+def test_a_dry_run_ends_before_the_training(mpirun: Mpirun, tmp_path: Path) -> None:
+    options = ["-m", "mpitrain", "--dry-run", "--output", str(tmp_path / "logs")]
+    finished = mpirun(2, [*options, str(SCRIPTS / "functional.py")], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert "RESULT" not in finished.stdout
+    assert re.search(
+        r"^data +fit: arrays are divided by rows; batch size 24 is per rank, 2 times", finished.stdout, re.MULTILINE
+    )
+    assert re.search(r"^callbacks +EarlyStopping", finished.stdout, re.MULTILINE), finished.output
+
+
+@pytest.mark.parametrize("name", ["absent.py", "."])
+def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str) -> None:
+    name = name if name.endswith(".py") else f"{tmp_path / 'directory.py'}"
+    if name.endswith("directory.py"):
+        Path(name).mkdir()
+    finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), name], env=QUIET)
+    assert finished.returncode == 2, finished.output
+    assert finished.stderr.count("cannot be read") == 1, finished.output
