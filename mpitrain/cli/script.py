@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--batch-size-is", choices=("rank", "global"), default="rank", help="of whom (default rank)")
     parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
+    parser.add_argument(
+        "--as-horovod", action="store_true", help="a script that imports horovod: it finds mpitrain.horovod instead"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="growth, a fraction, or MiB")
     parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
@@ -66,5 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
     is_module = arguments.script[0] == "-m"
     name, *rest = arguments.script[is_module:]
     wanted = script.Script(name, tuple(rest), is_module)
-    script.run(world, wanted, Path(arguments.output), arguments.batch_size_is == "global", arguments.dry_run)
+    if arguments.as_horovod:
+        from mpitrain.horovod import alias
+
+        if alias.install() and world.is_root:
+            sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
+        script.run_alike(world, wanted)
+        return 0
+    script.run(world, wanted, Path(arguments.output).resolve(), arguments.batch_size_is == "global", arguments.dry_run)
     return 0

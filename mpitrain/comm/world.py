@@ -46,7 +46,7 @@ class World:
     all_reduce: AllReduce
     devices: DevicePlan
     threads: ThreadPlan
-    leave: Callable[[], None] = field(init=False)
+    leave: Callable[[], object] = field(init=False)
 
     def __post_init__(self) -> None:
         self.leave = self.agreement.leave

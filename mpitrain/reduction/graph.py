@@ -60,6 +60,8 @@ def mean_gradients(
             with tf.control_dependencies(last):
                 outputs = _exchange(reducer, plan, index, tensors, samples, synchronize)
             last = [] if tf.executing_eagerly() else outputs[:1]
+            if bucket.flat and len(outputs) == 1:
+                outputs = _unpacked(outputs[0], tensors, [plan.specs[position].size for position in bucket.members])
             for position, mean in zip(bucket.members, _shaped(outputs, members, bucket.sparse), strict=True):
                 results[position] = mean
         return last
@@ -69,6 +71,12 @@ def mean_gradients(
     else:
         in_turn(reducer.communicator, exchange_all)
     return results
+
+
+def _unpacked(flat: tf.Tensor, tensors: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Local: the members of a bucket that travelled as one tensor."""
+    parts = tf.split(flat, sizes)
+    return [tf.cast(tf.reshape(part, tf.shape(t)), t.dtype) for part, t in zip(parts, tensors, strict=True)]
 
 
 def _shaped(outputs: Sequence[tf.Tensor], members: Sequence[Gradient], sparse: bool) -> Sequence[Gradient]:
@@ -93,6 +101,10 @@ def _exchange(
     if tf.executing_eagerly():
         arrays = reducer.exchange(plan, index, [np.asarray(t.numpy()) for t in tensors], float(samples), synchronize)
         return [tf.convert_to_tensor(array) for array in arrays]
+
+    if plan.buckets[index].flat:
+        dtype = plan.buckets[index].dtype
+        tensors = [tf.concat([tf.cast(tf.reshape(tensor, [-1]), dtype) for tensor in tensors], 0)]
 
     def call(count: np.float64, *arrays: Any) -> list[Any]:
         return reducer.exchange(plan, index, arrays, float(count), synchronize)

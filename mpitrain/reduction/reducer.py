@@ -102,7 +102,8 @@ class Reducer:
         Args:
             plan: the same on all ranks; a difference is found by the header.
             index: of the bucket; buckets are exchanged in order.
-            arrays: the bucket's gradients, (values, indices) for a sparse one. Only read.
+            arrays: the bucket's gradients, or one flat array of them all in the dtype of the bucket; (values,
+                indices) for a sparse one. Only read.
             samples: this rank's samples behind the gradients, equal at all calls of one update.
             synchronize: collective, called after the header of an update; makes replicas identical. If it
                 returns True, they were not, and the gradients of ranks other than 0, taken at other
@@ -138,6 +139,7 @@ class Reducer:
 
     def _dense(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:
         before = self._weights.before
+        offsets = bucket.offsets if len(arrays) > 1 else (0,)
         target = self._pool.take(bucket.size, bucket.dtype)
         source = target
         if len(arrays) == 1 and before is None and arrays[0].dtype == target.dtype:
@@ -145,7 +147,7 @@ class Reducer:
         elif before == 0.0:
             target.fill(0)
         else:
-            for array, offset in zip(arrays, bucket.offsets, strict=True):
+            for array, offset in zip(arrays, offsets, strict=True):
                 part = target[offset : offset + array.size]
                 if before is None:
                     part[:] = array.reshape(-1)
@@ -154,7 +156,7 @@ class Reducer:
         self._all_reduce.sum(source, target, self._weights.after)
         return [
             target[offset : offset + array.size].reshape(array.shape).astype(array.dtype, copy=False)
-            for array, offset in zip(arrays, bucket.offsets, strict=True)
+            for array, offset in zip(arrays, offsets, strict=True)
         ]
 
     def _sparse(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:

@@ -130,30 +130,34 @@ class Exchange:
         """Local: how this rank makes the update so described with nothing of its own; kept by a weak reference."""
         self._empty_updates[signature_of(description)] = update
 
-    def join(self, finished: bool = False) -> None:
+    def join(self, finished: bool = False) -> int:
         """Collective: take part in the updates of ranks that still have data, until all have joined.
 
         Args:
             finished: this rank is at the end of its program and leaves only with all the others.
 
+        Returns:
+            How many updates of the others this rank took part in.
+
         Raises:
             CollectiveError: the others do something in which this rank cannot take part.
         """
-        if self.world.size == 1:
-            return
-        while True:
+        updates = 0
+        while self.world.size > 1:
             agreed = self.world.agreement.idle(finished, functools.partial(self._pending_samples, finished))
             if agreed.signature is None:
                 if not finished or agreed.finished:
-                    return
+                    break
             elif agreed.possible:
                 self._contribute_nothing(agreed, agreed.signature)
+                updates += 1
             elif not finished:
                 raise CollectiveError(
                     f"rank {self.world.rank} ({self.world.hosts[self.world.rank]}) has no data left while others go on "
                     "with an operation in which some rank without data cannot take part. Give every rank at least "
                     "one batch, and update with a DistributedOptimizer."
                 )
+        return updates
 
     def _pending_samples(self, finished: bool, signature: int) -> float | None:
         update = self._empty_updates.get(signature)

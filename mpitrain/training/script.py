@@ -56,6 +56,19 @@ class Changes:
         return "\n".join(f"{part:<{width}}  {text}" for part, text in ordered) or "nothing is changed"
 
 
+def run_alike(world: World, script: Script) -> None:
+    """Collective: run a script that divides its work itself, with nothing changed.
+
+    Args:
+        world: the job.
+        script: what to run.
+
+    Raises:
+        AgreedError: on all ranks: there is no such script.
+    """
+    _execute(script, together(world.communicator, world.hosts, lambda: _compiled(script)))
+
+
 def run(world: World, script: Script, output: Path, batch_is_global: bool = False, dry_run: bool = False) -> None:
     """Collective: run `script` on all ranks, its training divided among them.
 
@@ -81,9 +94,7 @@ def run(world: World, script: Script, output: Path, batch_is_global: bool = Fals
         changes.note("other", "one rank: the script runs as it is")
         print(changes)
         return
-    _run_divided(world, script, code, batch_is_global, changes, dry_run)
-    if world.is_root:
-        (output / "rank-0.log").write_text(f"{changes}\n")
+    _run_divided(world, script, code, batch_is_global, changes, output, dry_run)
 
 
 def _run_divided(
@@ -92,14 +103,15 @@ def _run_divided(
     code: types.CodeType | None,
     batch_is_global: bool,
     changes: Changes,
+    output: Path,
     dry_run: bool,
 ) -> None:
-    from mpitrain.data.shares import Share
+    from mpitrain.data.portions import Portion
     from mpitrain.training.files import Files
     from mpitrain.training.unmodified import DryRunEnded, Unmodified
 
     _seed_alike(world, changes.note)
-    unmodified = Unmodified(world, Share(world.rank, world.size, batch_is_global), changes.note, dry_run)
+    unmodified = Unmodified(world, Portion(world.rank, world.size, batch_is_global), changes.note, dry_run)
     unmodified.install()
     Files(world, changes.note, lambda: unmodified.training).install()
     builtins.input = _input_of_root(world, builtins.input)
@@ -107,14 +119,24 @@ def _run_divided(
         _execute(script, code)
     except DryRunEnded:
         pass
-    finally:
-        if world.is_root and dry_run:
-            print(changes, flush=True)
+    except SystemExit:
+        if world.is_root and not unmodified.trained:
+            _say_nothing_was_divided(script, world)
+        raise
+    finally:  # scripts like to end with sys.exit
+        if world.is_root:
+            (output / "rank-0.log").write_text(f"{changes}\n")
+            if dry_run:
+                print(changes, flush=True)
     if world.is_root and not unmodified.trained:
-        sys.stderr.write(
-            f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
-            f"optimizer was used, so each of the {world.size} ranks did all of its work.\n"
-        )
+        _say_nothing_was_divided(script, world)
+
+
+def _say_nothing_was_divided(script: Script, world: World) -> None:
+    sys.stderr.write(
+        f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
+        f"optimizer was used, so each of the {world.size} ranks did all of its work.\n"
+    )
 
 
 def _prepare(world: World, script: Script, output: Path) -> types.CodeType | None:
@@ -131,6 +153,15 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
         if not world.is_root:
             sys.stdout = log
+    return _compiled(script)
+
+
+def _compiled(script: Script) -> types.CodeType | None:
+    """Local: the code of a file; None for a module.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     if script.is_module:
         return None
     try:

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 
 from mpitrain.comm.world import World
-from mpitrain.data.shares import Share, is_arrays, length, of_batches, take
+from mpitrain.data.portions import Portion, is_arrays, length, of_batches, take
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 
@@ -26,7 +27,7 @@ Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
 
 
-class DryRunEnded(Exception):  # noqa: N818 (no error)
+class DryRunEnded(BaseException):
     """The script has come to its first training call, and only wanted to know what would happen there."""
 
 
@@ -35,7 +36,7 @@ class Unmodified:
 
     Args:
         world: the job, of two ranks or more.
-        share: how data is divided.
+        portion: how data is divided.
         note: told what is changed, as (part, text).
         dry_run: end the script where it would train.
 
@@ -43,9 +44,9 @@ class Unmodified:
         trained: the script has trained something.
     """
 
-    def __init__(self, world: World, share: Share, note: Note, dry_run: bool = False) -> None:
+    def __init__(self, world: World, portion: Portion, note: Note, dry_run: bool = False) -> None:
         self.trained = False
-        self._world, self._share, self._note, self._dry_run = world, share, note, dry_run
+        self._world, self._portion, self._note, self._dry_run = world, portion, note, dry_run
         self._fits = 0  # under way
         self._applying = 0
 
@@ -64,7 +65,7 @@ class Unmodified:
         return self._fits > 0
 
     def _fit(self, fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Collective: as `Model.fit`, on this rank's share."""
+        """Collective: as `Model.fit`, on this rank's portion."""
         arguments = _bound(fit, model, args, kwargs)
         if _knows_ranks(arguments.get("callbacks")):
             self.trained = True
@@ -80,7 +81,7 @@ class Unmodified:
         return history
 
     def _evaluate(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Collective: as `Model.evaluate`, on this rank's share; the numbers are those of all."""
+        """Collective: as `Model.evaluate`, on this rank's portion; the numbers are those of all."""
         if "_use_cached_eval_dataset" in kwargs:  # by `fit`, which has divided the data
             return evaluate(model, *args, **kwargs)
         arguments = _bound(evaluate, model, args, kwargs)
@@ -109,7 +110,7 @@ class Unmodified:
         for name in ("x", "y", "sample_weight"):
             value = arguments.get(name)
             if value is not None and length(arguments["x"]) >= self._world.size:
-                arguments[name] = self._share.rows_of_batch(value)
+                arguments[name] = self._portion.rows_of_batch(value)
         return train_on_rows(model, train, arguments, self._world)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,23 +147,34 @@ class Unmodified:
 
     def _divide(self, arguments: Arguments, steps: str, call: str) -> None:
         """Local: replace data, batch size and number of steps by this rank's."""
-        x, share = arguments.get("x"), self._share
-        meaning = "of all ranks" if share.batch_is_global else f"per rank, {share.size} times as much in all"
+        x, portion = arguments.get("x"), self._portion
         if is_arrays(x):
-            batch_size = arguments.get("batch_size") or BATCH_SIZE
-            rows = share.rows(length(x), batch_size)
-            arguments["batch_size"] = share.batch_size(batch_size)
-            arguments |= {
-                name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments
-            }
-            self._note("data", f"{call}: arrays are divided by rows; batch size {batch_size} is {meaning}")
-            return
-        arguments["x"] = of_batches(x, share)
-        how = "each rank takes its rows of each" if share.batch_is_global else f"each rank takes every {share.size}th"
-        self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and {how} batch")
-        known = _batches(x)
-        if arguments.get(steps) and known is not None and not share.batch_is_global:
-            arguments[steps] = math.ceil(arguments[steps] / share.size)
+            if length(x) < portion.size:
+                self._note("data", f"{call}: fewer samples than ranks, so every rank takes all of them")
+                return
+            batches: int | None = math.ceil(length(x) / self._divide_arrays(arguments, call))
+        else:
+            arguments["x"] = of_batches(x, portion)
+            batches = _batches(x)
+            part = "its rows of each" if portion.batch_is_global else f"every {portion.size}th"
+            self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and takes {part} batch")
+        if arguments.get(steps) and batches is not None and not portion.batch_is_global:
+            arguments[steps] = math.ceil(arguments[steps] / portion.size)
+
+    def _divide_arrays(self, arguments: Arguments, call: str) -> int:
+        """Local: this rank's rows; the batch size that the script asked for."""
+        portion, x = self._portion, arguments["x"]
+        batch_size: int = arguments.get("batch_size") or BATCH_SIZE
+        if call == "fit":
+            rows = portion.rows(length(x), batch_size)
+            arguments["batch_size"] = portion.batch_size(batch_size)
+            whose = "of all ranks" if portion.batch_is_global else f"per rank, {portion.size} times as much in all"
+            self._note("data", f"fit: arrays are divided by rows; batch size {batch_size} is {whose}")
+        else:  # where batches do not change the numbers
+            rows = np.arange(portion.rank, length(x), portion.size)
+            self._note("data", f"{call}: arrays are divided by rows")
+        arguments |= {name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments}
+        return batch_size
 
     def _with_data_parallel(self, callbacks: Any) -> Any:
         own = DataParallel(world=self._world)

@@ -45,7 +45,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results(finished.stdout)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpich), 3])
 def test_scripts_give_what_one_rank_gives(mpirun: Mpirun, tmp_path: Path, plain: Results, ranks: int) -> None:
     assert sorted(plain) == NAMES
     arguments = ["-m", "mpitrain", "--batch-size-is", "global", "--output", str(tmp_path / "logs")]
@@ -131,3 +131,25 @@ def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str)
     finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), name], env=QUIET)
     assert finished.returncode == 2, finished.output
     assert finished.stderr.count("cannot be read") == 1, finished.output
+
+
+HOROVOD = """
+import horovod.tensorflow as hvd
+import horovod.keras.callbacks, horovod.tensorflow.keras as other
+hvd.init()
+print("sum", float(hvd.allreduce(float(hvd.rank() + 1), op=hvd.Sum)), other.size())
+try:
+    import horovod.torch
+except ImportError as error:
+    print("no", error)
+"""
+
+
+def test_a_horovod_script_runs_as_it_is(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "old.py"
+    script.write_text(HOROVOD)
+    finished = mpirun(2, ["-m", "mpitrain", "--as-horovod", str(script)], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert finished.stdout.count("sum 3.0 2") == 2, finished.output
+    assert finished.stdout.count("no horovod.torch is not provided by mpitrain") == 2, finished.output
+    assert finished.stderr.count("Horovod is not installed") == 1, finished.output

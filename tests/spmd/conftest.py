@@ -177,6 +177,7 @@ class Agreement:
 def pytest_configure(config: pytest.Config) -> None:
     """Collective: installs the plugin, before pytest's own plugins read the options."""
     config.addinivalue_line("markers", "timeout_seconds(seconds): the time limit of a test on several ranks")
+    config.addinivalue_line("markers", "two_ranks: more ranks than two would show nothing more")
     agreement = Agreement(MPI.COMM_WORLD.Dup())
     sys.excepthook = agreement.excepthook
     # Ranks that start together would else race for the next free number in one directory.
@@ -184,6 +185,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(agreement, "agreement")
     if agreement.rank != 0:  # these print nothing
         config.pluginmanager.set_blocked("terminalreporter")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what one and two ranks have shown: tests take longer the more ranks share the cores."""
+    if MPI.COMM_WORLD.Get_size() > 2:
+        left_out = [item for item in items if item.get_closest_marker("two_ranks")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

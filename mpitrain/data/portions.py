@@ -1,4 +1,4 @@
-"""This rank's share of what a script gives to Keras: arrays, data sets, `PyDataset`s and generators.
+"""This rank's portion of what a script gives to Keras: arrays, data sets, `PyDataset`s and generators.
 
 The script knows nothing of ranks. One global batch is what all ranks together take in a step:
 
@@ -25,7 +25,7 @@ from mpitrain.errors import DataError
 
 
 @dataclass(frozen=True)
-class Share:
+class Portion:
     """Which part of a script's data this rank takes.
 
     Attributes:
@@ -95,27 +95,29 @@ def _take(leaf: Any, rows: NDArray[np.int64] | slice) -> Any:
     return leaf[rows]
 
 
-def of_batches(data: Any, share: Share) -> Any:
-    """Local: the share of a `tf.data.Dataset`, a `PyDataset` or a generator whose elements are batches.
+def of_batches(data: Any, portion: Portion) -> Any:
+    """Local: the portion of a `tf.data.Dataset`, a `PyDataset` or a generator whose elements are batches.
 
     Raises:
         DataError: it is something else.
     """
     if isinstance(data, tf.data.Dataset):
-        return _rows_of_dataset(data, share) if share.batch_is_global else data.shard(share.size, share.rank)
+        return _rows_of_dataset(data, portion) if portion.batch_is_global else data.shard(portion.size, portion.rank)
     if isinstance(data, keras.utils.PyDataset):
-        return PyDatasetShare(data, share)
+        return PyDatasetPortion(data, portion)
     if hasattr(data, "__next__") or hasattr(data, "__iter__"):
-        return _generated(data, share)
+        return _generated(data, portion)
     raise DataError(
         f"data of type {type(data).__name__} cannot be divided among ranks: give arrays, a tf.data.Dataset, "
         "a keras.utils.PyDataset or a generator"
     )
 
 
-def _rows_of_dataset(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
+def _rows_of_dataset(dataset: tf.data.Dataset, portion: Portion) -> tf.data.Dataset:
     def own(*batch: Any) -> Any:
-        return tf.nest.map_structure(lambda leaf: leaf[share.rank :: share.size], batch if len(batch) > 1 else batch[0])
+        return tf.nest.map_structure(
+            lambda leaf: leaf[portion.rank :: portion.size], batch if len(batch) > 1 else batch[0]
+        )
 
     def filled(*batch: Any) -> Any:
         return tf.shape(tf.nest.flatten(batch)[0])[0] > 0
@@ -124,31 +126,31 @@ def _rows_of_dataset(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
     return dataset.map(own).filter(filled)
 
 
-def _generated(batches: Any, share: Share) -> Iterator[Any]:
-    if not share.batch_is_global:
-        yield from islice(batches, share.rank, None, share.size)
+def _generated(batches: Any, portion: Portion) -> Iterator[Any]:
+    if not portion.batch_is_global:
+        yield from islice(batches, portion.rank, None, portion.size)
         return
     for batch in batches:
-        own = share.rows_of_batch(batch)
+        own = portion.rows_of_batch(batch)
         if length(own):
             yield own
 
 
-class PyDatasetShare(keras.utils.PyDataset):
+class PyDatasetPortion(keras.utils.PyDataset):
     """This rank's batches, or its rows of each batch, of another `PyDataset`.
 
     Args:
         whole: what the script made.
-        share: which part of it.
+        portion: which part of it.
     """
 
-    def __init__(self, whole: Any, share: Share) -> None:
+    def __init__(self, whole: Any, portion: Portion) -> None:
         super().__init__(
             workers=whole.workers,
             use_multiprocessing=whole.use_multiprocessing,
             max_queue_size=whole.max_queue_size,
         )
-        self.whole, self.share = whole, share
+        self.whole, self.portion = whole, portion
 
     def __getitem__(self, index: int) -> Any:
         """Local: batch `index` of this rank.
@@ -156,12 +158,13 @@ class PyDatasetShare(keras.utils.PyDataset):
         Raises:
             DataError: a batch has fewer rows than there are ranks.
         """
-        if not self.share.batch_is_global:
-            return self.whole[index * self.share.size + self.share.rank]
-        own = self.share.rows_of_batch(self.whole[index])
+        if not self.portion.batch_is_global:
+            return self.whole[index * self.portion.size + self.portion.rank]
+        own = self.portion.rows_of_batch(self.whole[index])
         if not length(own):
             raise DataError(
-                f"batch {index} has fewer rows than the {self.share.size} ranks: leave it out, or --batch-size-is rank"
+                f"batch {index} has fewer rows than the {self.portion.size} ranks: leave it out, "
+                "or --batch-size-is rank"
             )
         return own
 
@@ -169,9 +172,9 @@ class PyDatasetShare(keras.utils.PyDataset):
     def num_batches(self) -> int | None:
         """Local: this rank's batches of an epoch; None where the script's number is unknown."""
         count: int | None = self.whole.num_batches
-        if count is None or self.share.batch_is_global:
+        if count is None or self.portion.batch_is_global:
             return count
-        return share_count(count, self.share.rank, self.share.size)
+        return share_count(count, self.portion.rank, self.portion.size)
 
     def on_epoch_begin(self) -> None:
         """Local: as the script's own."""

@@ -1,0 +1,4 @@
+"""Horovod's names for scripts that use them: `import mpitrain.horovod.tensorflow as hvd`.
+
+What is supported, what differs and what is absent stands in docs/horovod.md.
+"""

@@ -1,0 +1,42 @@
+"""Makes `import horovod.tensorflow` in a script find this package where Horovod is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+HERE = "mpitrain.horovod"
+SUPPORTED = ("", ".tensorflow", ".tensorflow.keras", ".tensorflow.keras.callbacks", ".keras", ".keras.callbacks")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        """Local: refuse what is not there.
+
+        Raises:
+            ImportError: a part of Horovod that this package has not.
+        """
+        if fullname.partition(".")[0] == "horovod":
+            raise ImportError(
+                f"{fullname} is not provided by mpitrain, which has horovod.tensorflow, horovod.tensorflow.keras and "
+                "horovod.keras; PyTorch, MXNet, Spark and Ray are outside of what it does",
+                name=fullname,
+            )
+
+
+def install() -> bool:
+    """Local: `horovod` becomes this package, unless Horovod itself is installed.
+
+    Returns:
+        True if it did.
+    """
+    if importlib.util.find_spec("horovod") is not None:
+        return False
+    for suffix in SUPPORTED:
+        sys.modules[f"horovod{suffix}"] = importlib.import_module(f"{HERE}{suffix}")
+    sys.meta_path.insert(0, _Finder())
+    return True

@@ -1,0 +1,68 @@
+"""`import mpitrain.horovod.keras as hvd` in the place of `import horovod.keras as hvd`."""
+
+from mpitrain.horovod import callbacks
+from mpitrain.horovod.basics import (
+    Average,
+    ProcessSet,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    global_process_set,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from mpitrain.horovod.models import load_model
+from mpitrain.horovod.operations import Compression
+from mpitrain.horovod.optimizers import KerasDistributedOptimizer as DistributedOptimizer
+from mpitrain.horovod.values import allgather, allreduce, broadcast, reducescatter
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "ProcessSet",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "rocm_built",
+    "shutdown",
+    "size",
+]

@@ -1,0 +1,155 @@
+"""Lists of hosts, in every dialect that launchers have. Pure: text in, hosts out.
+
+One entry a line, or several separated by commas or blanks:
+
+    node1 slots=4 max_slots=8      Open MPI
+    node1:4                        MPICH (Hydra), Intel MPI, and -H of mpirun
+    node[01-16,20]                 Slurm
+    node1                          one slot, and one more each time it is named (PBS, LSF)
+
+What follows `#` is a comment. A host that is named again has the slots of all its entries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mpitrain.errors import UsageError
+
+DIALECTS = ("openmpi", "mpich", "slurm", "list")
+NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+OPTION = re.compile(r"(slots|max[_-]slots|max-slots)=(.*)", re.ASCII)
+RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class HostfileError(UsageError):
+    """A list of hosts cannot be read."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a job.
+
+    Attributes:
+        name: as the launcher is to find it.
+        slots: how many ranks it takes.
+        max_slots: how many it takes at most, where that is said.
+    """
+
+    name: str
+    slots: int = 1
+    max_slots: int | None = None
+
+
+def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:
+    """Hosts in the order in which they are first named.
+
+    Args:
+        text: of a hostfile, of `-H`, or of a Slurm node list.
+        source: name of the file, for messages.
+
+    Raises:
+        HostfileError: with file and line, what is wrong there; or the list is empty.
+    """
+    found: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"{source}:{number}"
+        for entry in _entries(line.partition("#")[0], place):
+            for host in _hosts(entry, place):
+                found[host.name] = _added(found.get(host.name), host)
+    if not found:
+        raise HostfileError(f"{source} names no host")
+    for host in found.values():
+        if host.max_slots is not None and host.slots > host.max_slots:
+            raise HostfileError(
+                f"{source}: {host.name} has {host.slots} slots, more than its max_slots={host.max_slots}"
+            )
+    return tuple(found.values())
+
+
+def render(hosts: Sequence[Host], dialect: str) -> str:
+    """Hosts in one dialect: `openmpi`, `mpich`, `slurm` (the names alone), or `list` (as for `-H`).
+
+    Raises:
+        HostfileError: there is no such dialect.
+    """
+    if dialect == "openmpi":
+        return "".join(
+            f"{h.name} slots={h.slots}{'' if h.max_slots is None else f' max_slots={h.max_slots}'}\n" for h in hosts
+        )
+    if dialect == "mpich":
+        return "".join(f"{h.name}:{h.slots}\n" for h in hosts)
+    if dialect == "slurm":
+        return ",".join(h.name for h in hosts) + "\n"
+    if dialect == "list":
+        return ",".join(f"{h.name}:{h.slots}" for h in hosts) + "\n"
+    raise HostfileError(f"there is no dialect {dialect!r}: name one of {', '.join(DIALECTS)}")
+
+
+def _added(before: Host | None, host: Host) -> Host:
+    if before is None:
+        return host
+    limits = [limit for limit in (before.max_slots, host.max_slots) if limit is not None]
+    return Host(host.name, before.slots + host.slots, max(limits) if limits else None)
+
+
+def _entries(line: str, place: str) -> Iterator[list[str]]:
+    """The words of each entry of a line: the host, then its options."""
+    words = [word for word in re.split(r"[\s,]+(?![^\[]*\])", line.replace(" = ", "=").strip()) if word]
+    entry: list[str] = []
+    for word in words:
+        if "=" not in word and entry:
+            yield entry
+            entry = []
+        if "=" in word and not entry:
+            raise HostfileError(f"{place}: {word!r} stands before any host")
+        entry.append(word)
+    if entry:
+        yield entry
+
+
+def _hosts(entry: Sequence[str], place: str) -> Iterator[Host]:
+    name, _, count = entry[0].partition(":")
+    slots = _number(count, "slots", place) if count or ":" in entry[0] else None
+    limit = None
+    for option in entry[1:]:
+        match = OPTION.fullmatch(option)
+        if match is None:
+            raise HostfileError(f"{place}: {option!r} is not understood: hosts have slots=N and max_slots=N")
+        if match[1] == "slots":
+            slots = _number(match[2], "slots", place)
+        else:
+            limit = _number(match[2], "max_slots", place)
+    for one in _expanded(name, place):
+        if not NAME.fullmatch(one):
+            raise HostfileError(f"{place}: {one!r} is no name of a host")
+        yield Host(one, 1 if slots is None else slots, limit)
+
+
+def _number(text: str, what: str, place: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise HostfileError(f"{place}: {what} must be a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def _expanded(name: str, place: str) -> Iterator[str]:
+    """`node[01-03,7]` is node01, node02, node03, node7; several brackets multiply."""
+    head, bracket, rest = name.partition("[")
+    if not bracket:
+        if "]" in name:
+            raise HostfileError(f"{place}: {name!r} has a ] without a [")
+        yield name
+        return
+    inside, closed, tail = rest.partition("]")
+    if not closed:
+        raise HostfileError(f"{place}: {name!r} has a [ without a ]")
+    for part in inside.split(","):
+        match = RANGE.fullmatch(part.strip())
+        first = match[1] if match else ""
+        last = (match[2] or first) if match else ""
+        if match is None or int(last) < int(first):
+            raise HostfileError(f"{place}: {part!r} in {name!r} is no range such as 01-16")
+        for number in range(int(first), int(last) + 1):
+            yield from _expanded(f"{head}{number:0{len(first)}d}{tail}", place)
