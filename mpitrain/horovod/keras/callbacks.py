@@ -1,17 +1,4 @@
 """Horovod's Keras callbacks."""
 
-from mpitrain.horovod.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-    MetricAverageCallback,
-)
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+from mpitrain.horovod.tensorflow.keras.callbacks import *  # noqa: F403
+from mpitrain.horovod.tensorflow.keras.callbacks import __all__ as __all__
