@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 keras.utils.set_random_seed(7)
-data = {"left": np.random.normal(size=(64, 4)), "right": np.random.normal(size=(64, 3))}
+data = {"left": np.random.normal(size=(60, 4)), "right": np.random.normal(size=(60, 3))}
 targets = {"total": data["left"].sum(axis=1), "sign": (data["right"][:, 0] > 0).astype("float32")}
 
 left, right = keras.Input((4,), name="left"), keras.Input((3,), name="right")
@@ -20,5 +20,5 @@ model.compile(
     loss_weights={"total": 0.5, "sign": 1.0},
     metrics={"total": ["mae"], "sign": ["accuracy"]},
 )
-history = model.fit(data, targets, batch_size=10, epochs=3, shuffle=False, verbose=0)
+history = model.fit(data, targets, batch_size=12, epochs=3, shuffle=False, verbose=0)
 print("RESULT", json.dumps(history.history))
