@@ -65,7 +65,7 @@ class Portion:
         return keras.tree.map_structure(self._every, data)
 
     def _every(self, leaf: Any) -> Any:
-        return leaf if leaf is None or np.ndim(leaf) == 0 else leaf[self.rank :: self.size]
+        return leaf[self.rank :: self.size] if len(getattr(leaf, "shape", ())) else leaf
 
 
 def is_arrays(data: Any) -> bool:

@@ -31,6 +31,18 @@ def dense(gradients: Sequence[Any], sparse_as_dense: bool, factor: float) -> lis
     return [one(gradient) for gradient in gradients]
 
 
+def _of_gradients(op: int, process_set: Any) -> int:
+    """Local: Average or Sum.
+
+    Raises:
+        UsageError: another reduction, or a process set.
+    """
+    check_process_set(process_set)
+    if operation(op, None) not in (Average, Sum):
+        raise UsageError("op must be Average or Sum for gradients")
+    return op
+
+
 def distribute(
     optimizer: Any,
     *,
@@ -45,10 +57,7 @@ def distribute(
     Raises:
         UsageError: it is no Keras 3 optimizer, or was used before it was to accumulate gradients.
     """
-    check_process_set(process_set)
-    op = operation(op, None)
-    if op not in (Average, Sum):
-        raise UsageError("op must be Average or Sum for gradients")
+    op = _of_gradients(op, process_set)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
             f"DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer).__name__}; "
@@ -156,5 +165,4 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's)
     scale_local_gradients: bool = True,
 ) -> Any:
     """Local: a tape whose gradients are the mean or sum over all ranks."""
-    check_process_set(process_set)
-    return _Tape(gradtape, operation(op, None), sparse_as_dense)
+    return _Tape(gradtape, _of_gradients(op, process_set), sparse_as_dense)

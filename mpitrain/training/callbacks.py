@@ -49,7 +49,7 @@ class DataParallel(keras.callbacks.Callback):
         self._world = world or current_world()
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
-        self._unverified = self._fitting = False
+        self._unverified = False
         self._hook: _ModelHook | None = None
 
     def set_model(self, model: Any) -> None:
@@ -65,13 +65,13 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             # With several steps a call, a rank's first call may hold fewer updates than another's.
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
-            self._fitting = self._hook.active = True
+            self._hook.active += 1
             _start_alike(self.model, self._world)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
         if self._hook is not None:
-            self._fitting = self._hook.active = False
+            self._hook.active -= 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective, once after the first step: replicas are identical."""
@@ -82,13 +82,13 @@ class DataParallel(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Collective: statistics become the same before they are used."""
         if self._hook is not None:
-            self._hook.active = True
+            self._hook.active += 1
             average_statistics(_statistics(self.model), world=self._world)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Local: metrics are this rank's own again, unless this was the validation of a `fit`."""
+        """Local: metrics are this rank's own again, unless this was within a `fit`."""
         if self._hook is not None:
-            self._hook.active = self._fitting
+            self._hook.active -= 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
@@ -126,11 +126,11 @@ class _ModelHook:
     """What is patched into one model: its training step, and how it tells its metrics.
 
     Attributes:
-        active: a `fit` or `evaluate` with the callback is running.
+        active: how many `fit` and `evaluate` with the callback are running, one within the other.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
-        self.active = False
+        self.active = 0
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0

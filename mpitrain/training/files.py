@@ -73,11 +73,9 @@ class Files:
     def _writing(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._note("files", f"{name}: written by rank 0")
-            result = write(*args, **kwargs) if self._world.is_root else None
             if self._training():
-                return result
-            self._world.agreement.call(f"written: {name}")
-            return self._world.communicator.broadcast_obj(result if isinstance(result, str | bytes) else None)
+                return write(*args, **kwargs) if self._world.is_root else None
+            return on_root(self._world, name, lambda: _path(write(*args, **kwargs)))
 
         return call
 
@@ -98,6 +96,34 @@ class Files:
             return read(*args, **kwargs)
 
         return call
+
+
+def on_root(world: World, name: str, action: Callable[[], Any]) -> Any:
+    """Collective: what `action` returns, or raises, on rank 0, on every rank.
+
+    Raises:
+        Exception: on rank 0 its own; on the others RuntimeError with its text, or EOFError for one.
+    """
+    world.agreement.call(f"{name} by rank 0")
+    result, error = None, None
+    if world.is_root:
+        try:
+            result = action()
+        except Exception as raised:
+            error = raised
+    result, text, at_end = world.communicator.broadcast_obj(
+        (result, error and repr(error), isinstance(error, EOFError))
+    )
+    if error is not None:
+        raise error
+    if text is not None:
+        raise EOFError if at_end else RuntimeError(f"{name} on rank 0: {text}")
+    return result
+
+
+def _path(result: Any) -> Any:
+    """Local: what scripts use of a result; the rest need not be fit to travel."""
+    return result if isinstance(result, str | bytes) else None
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

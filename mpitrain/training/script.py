@@ -107,14 +107,15 @@ def _run_divided(
     dry_run: bool,
 ) -> None:
     from mpitrain.data.portions import Portion
-    from mpitrain.training.files import Files
+    from mpitrain.training.files import Files, on_root
     from mpitrain.training.unmodified import DryRunEnded, Unmodified
 
     _seed_alike(world, changes.note)
     unmodified = Unmodified(world, Portion(world.rank, world.size, batch_is_global), changes.note, dry_run)
     unmodified.install()
     Files(world, changes.note, lambda: unmodified.training).install()
-    builtins.input = _input_of_root(world, builtins.input)
+    ask = builtins.input
+    builtins.input = lambda *prompt: on_root(world, "input", lambda: ask(*prompt))
     try:
         _execute(script, code)
     except DryRunEnded:
@@ -191,11 +192,3 @@ def _seed_alike(world: World, note: Callable[[str, str], None]) -> None:
     seed = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
     keras.utils.set_random_seed(seed)
     note("other", "Python, NumPy and Keras draw the same random numbers on all ranks until the script sets a seed")
-
-
-def _input_of_root(world: World, ask: Callable[..., str]) -> Callable[..., str]:
-    def call(*prompt: object) -> str:
-        answer = ask(*prompt) if world.is_root else ""
-        return str(world.communicator.broadcast_obj(answer))
-
-    return call

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -107,10 +107,9 @@ class Unmodified:
         self._note("data", "train_on_batch: each batch is divided by rows")
         self._begin_training()
         arguments = _bound(train, model, args, kwargs)
-        for name in ("x", "y", "sample_weight"):
-            value = arguments.get(name)
-            if value is not None and length(arguments["x"]) >= self._world.size:
-                arguments[name] = self._portion.rows_of_batch(value)
+        if length(arguments["x"]) >= self._world.size:  # else every rank takes the whole batch
+            own = {name: arguments[name] for name in ("x", "y", "sample_weight") if name in arguments}
+            arguments |= {name: self._portion.rows_of_batch(value) for name, value in own.items()}
         return train_on_rows(model, train, arguments, self._world)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -203,16 +202,13 @@ class Unmodified:
         if self._dry_run:
             raise DryRunEnded
 
-    def _fitting(self) -> AbstractContextManager[None]:
-        @contextmanager
-        def counted() -> Any:
-            self._fits += 1
-            try:
-                yield
-            finally:
-                self._fits -= 1
-
-        return counted()
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        self._fits += 1
+        try:
+            yield
+        finally:
+            self._fits -= 1
 
 
 def _patch(owner: Any, name: str, method: Callable[..., Any]) -> None:
