@@ -133,6 +133,27 @@ def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str)
     assert finished.stderr.count("cannot be read") == 1, finished.output
 
 
+CATCHES = """
+import keras
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+try:
+    model.save("/proc/none/model.keras")
+except Exception:
+    print("caught")
+model.save_weights("here.weights.h5")
+"""
+
+
+def test_what_fails_on_rank_0_fails_on_all(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "catches.py"
+    script.write_text(CATCHES)
+    finished = mpirun(2, ["-m", "mpitrain", str(script)], cwd=tmp_path, env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert finished.stdout.split() == ["caught"], finished.output
+    assert (tmp_path / "mpitrain-output" / "rank-1.log").read_text().split() == ["caught"]
+    assert (tmp_path / "here.weights.h5").exists()
+
+
 HOROVOD = """
 import horovod.tensorflow as hvd
 import horovod.keras.callbacks, horovod.tensorflow.keras as other

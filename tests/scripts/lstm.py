@@ -22,7 +22,10 @@ history = model.fit(
     batch_size=18,
     epochs=3,
     shuffle=False,
-    callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.5)],
+    callbacks=[
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.5),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: model.evaluate(tokens, labels, verbose=0)),
+    ],
     verbose=0,
 )
 print("RESULT", json.dumps({**history.history, "rate": [float(model.optimizer.learning_rate)]}))

@@ -196,5 +196,7 @@ def test_what_is_absent_is_said() -> None:
         hvd.allreduce(1.0, op=hvd.Adasum)
     with pytest.raises(UsageError, match="process sets"):
         hvd.allreduce(1.0, process_set=hvd.ProcessSet(3))
+    with pytest.raises(UsageError, match="Average or Sum"):
+        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max)
     with pytest.raises(UsageError, match="Keras 3 optimizer"):
         hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
