@@ -131,8 +131,15 @@ class Agreement:
         self._what[0] = what
         self._mine[1] = samples
         self._mine[2:] = self.report
+        activity = self._communicator.activity
+        inside = activity.inside
+        if inside is None:
+            activity.inside = self._descriptions[what]
         start = time.perf_counter()
-        self._communicator.all_gather(self._mine, self._all)
+        try:
+            self._communicator.all_gather(self._mine, self._all)
+        finally:
+            activity.inside = inside
         self.waiting_seconds += time.perf_counter() - start
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
         samples_of_all, reports = self._all[:, 1].copy(), self._all[:, 2:].copy()

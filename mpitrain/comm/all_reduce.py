@@ -84,6 +84,7 @@ class AllReduce:
         Both are one-dimensional and C-contiguous, of equal dtype and size on all ranks; `source` is
         read only and may be `target`.
         """
+        self._communicator.activity.position += 1
         if self._communicator.size == 1 or source.nbytes < SMALL_BYTES:
             self._by_pair(source, target, scale) if self._pairs else self._by_mpi(source, target, scale)
             return

@@ -12,6 +12,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.faults.activity import Activity
+
 Buffer = NDArray[Any]
 Op = Literal["sum", "min", "max", "product"]
 
@@ -36,7 +38,13 @@ class Request(Protocol):
 
 
 class Communicator(Protocol):
-    """A fixed group of ranks that exchange host memory."""
+    """A fixed group of ranks that exchange host memory.
+
+    Attributes:
+        activity: what this rank is doing; collectives note there that they were entered.
+    """
+
+    activity: Activity
 
     @property
     def rank(self) -> int:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from mpitrain.comm.communicator import Buffer, Op, Request
+from mpitrain.faults.activity import Activity
 
 
 class LocalCommunicator:
@@ -14,6 +15,9 @@ class LocalCommunicator:
     rank = 0
     size = 1
     library = "no MPI (one rank)"
+
+    def __init__(self) -> None:
+        self.activity = Activity()
 
     def isend(self, buffer: Buffer, destination: int) -> Request:
         """Local: not possible, there is no other rank."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.faults.activity import Activity
 from mpitrain.runtime.launcher import Launcher, check_library
 from mpitrain.runtime.topology import Topology, topology
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 SPIN_SECONDS = 3e-4
 LONGEST_SLEEP_SECONDS = 2e-4
 
@@ -34,6 +38,25 @@ def poll(request: Any) -> None:
             os.sched_yield()
         else:
             time.sleep(min(LONGEST_SLEEP_SECONDS, waited / 8))
+
+
+def entered(method: Method) -> Method:
+    """Local: a collective that notes for the watchdog that this rank has come to it."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: MpiCommunicator, *args: Any) -> Any:
+        activity = self.activity
+        activity.position += 1
+        if activity.inside is not None:  # somebody above has told it better
+            return method(self, *args)
+        activity.inside = name
+        try:
+            return method(self, *args)
+        finally:
+            activity.inside = None
+
+    return call  # type: ignore[return-value]
 
 
 class _MpiRequest:
@@ -73,6 +96,7 @@ class MpiCommunicator:
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self._mpi = MPI
+        self.activity = Activity()
         self._comm = MPI.COMM_WORLD.Dup()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
@@ -97,6 +121,7 @@ class MpiCommunicator:
         """Local: start receiving into `buffer`."""
         return _MpiRequest(self._comm.Irecv([buffer.view(np.uint8), self._mpi.BYTE], source, 0))
 
+    @entered
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
         """Collective: MPI_Allreduce in place; half precisions, which MPI lacks, travel as float32."""
         if buffer.dtype.itemsize == 2 and buffer.dtype.kind in "fV":
@@ -115,17 +140,20 @@ class MpiCommunicator:
         else:
             self._comm.Allreduce(self._mpi.IN_PLACE, buffer, operation)
 
+    @entered
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
         """Collective: MPI_Iallgather of bytes, waited for politely (ranks may come late)."""
         byte = self._mpi.BYTE
         poll(self._comm.Iallgather([_bytes(send), byte], [_bytes(receive), byte]))
 
+    @entered
     def all_gather_v(self, send: Buffer, receive: Buffer, counts: list[int]) -> None:
         """Collective: MPI_Iallgatherv of bytes."""
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
         byte_counts = [count * itemsize for count in counts]
         poll(self._comm.Iallgatherv([_bytes(send), byte], [_bytes(receive), byte_counts, None, byte]))
 
+    @entered
     def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
         """Collective: MPI_Ialltoallv of bytes."""
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
@@ -133,19 +161,23 @@ class MpiCommunicator:
         into = [count * itemsize for count in counts]
         poll(self._comm.Ialltoallv([_bytes(send), out, None, byte], [_bytes(receive), into, None, byte]))
 
+    @entered
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Collective: MPI_Ibcast of bytes."""
         poll(self._comm.Ibcast([_bytes(buffer), self._mpi.BYTE], root))
 
+    @entered
     def barrier(self) -> None:
         """Collective: MPI_Ibarrier."""
         poll(self._comm.Ibarrier())
 
+    @entered
     def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
         """Collective: a pickled object of rank `root`; ranks may come late, and are waited for politely."""
         poll(self._comm.Ibarrier())
         return self._comm.bcast(obj, root)
 
+    @entered
     def all_gather_obj(self, obj: Any) -> list[Any]:
         """Collective: the pickled objects of all ranks; ranks may come late, and are waited for politely."""
         poll(self._comm.Ibarrier())

@@ -92,6 +92,7 @@ class _Pass:
             self._post(message)
             self._send(message)
             self._receives.popleft().wait()
+            self._communicator.activity.moved += 1
             if message < self._messages // 2:
                 self._add(message)
             while self._sends and self._sends[0].test():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.comm.communicator import UFUNCS, Buffer, Op
+from mpitrain.faults.activity import Activity
 
 Result = TypeVar("Result")
 TIMEOUT_SECONDS = 60.0
@@ -87,6 +88,7 @@ class SimulatedCommunicator:
         self._shared = shared
         self.rank = rank
         self.size = shared.size
+        self.activity = Activity()
 
     def isend(self, buffer: Buffer, destination: int) -> _Done:
         """Local: the message is copied, so the send is complete at once."""

@@ -7,15 +7,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from mpitrain.comm import failures
+from mpitrain.comm import watch
 from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.together import together
 from mpitrain.errors import LauncherError, TooLateError
+from mpitrain.faults.activity import Activity
+from mpitrain.faults.exits import Exits
+from mpitrain.faults.options import FaultOptions
+from mpitrain.faults.watchdog import Watchdog
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -37,6 +41,9 @@ class World:
         all_reduce: how flat host buffers are summed.
         devices: the accelerator of this rank.
         threads: TensorFlow's thread pools on this rank.
+        faults: how faults are dealt with.
+        watchdog: talks to the other ranks beside MPI; None with one rank.
+        exits: how this process ends; None in simulations.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
     """
 
@@ -46,6 +53,9 @@ class World:
     all_reduce: AllReduce
     devices: DevicePlan
     threads: ThreadPlan
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    watchdog: Watchdog | None = None
+    exits: Exits | None = None
     leave: Callable[[], object] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,9 +96,19 @@ class World:
         """True on rank 0."""
         return self.topology.is_root
 
+    @property
+    def activity(self) -> Activity:
+        """What this rank is doing, as the watchdog sees it."""
+        return self.communicator.activity
+
     def finish(self) -> None:
         """Collective: leave with all the others. Called at the end of the program."""
+        self.activity.phase = "end"
+        if self.watchdog is not None and self.exits is not None:
+            self.watchdog.ending(self.exits.exit_code())
         self.leave()
+        if self.watchdog is not None:
+            self.watchdog.stop()
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -101,6 +121,9 @@ def init(
     share_gpus: bool = False,
     threads: tuple[int | None, int | None] | None = None,
     verbose: bool = False,
+    stall_warning: float | None = None,
+    stall_abort: float | None = None,
+    non_finite: str | None = None,
 ) -> World:
     """Collective: find the other ranks, and give TensorFlow this rank's share of the machine.
 
@@ -113,12 +136,17 @@ def init(
         share_gpus: let several ranks use one GPU.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
         verbose: keep TensorFlow's own log messages.
+        stall_warning: seconds that a rank waits for others until it is told who has not come; 0 for never.
+            None takes the environment variable MPITRAIN_STALL_WARNING, or 30. So with the next two.
+        stall_abort: seconds after which the job then ends, with exit code 75; 0 for never, 300 by default.
+        non_finite: `stop`, `warn` (the default) or `ignore` a mean gradient that is infinite or not a number.
 
     Raises:
         LauncherError: the launcher and MPI disagree about the job.
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
+    given: dict[str, Any] = {"stall_warning": stall_warning, "stall_abort": stall_abort, "non_finite": non_finite}
     asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
     if asked and gpus.devices_fixed():
         raise TooLateError(
@@ -126,12 +154,17 @@ def init(
             "the machine; call it before the first tensor is made, at the top of the script."
         )
     if _current:
-        if asked:
+        if asked or any(value is not None for value in given.values()):
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
     communicator, topology = _connect(environ)
-    failures.install(communicator, topology)
+    exits = Exits(topology, communicator.abort)
+    exits.install()
+    faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
+    watchdog = watch.start(communicator, topology, faults, environ)
+    if watchdog is not None:
+        exits.watch(watchdog)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     plan = together(
@@ -153,10 +186,19 @@ def init(
         AllReduce(communicator, layout, environ),
         plan,
         pools,
+        faults,
+        watchdog,
+        exits,
     )
     _current.append(world)
-    atexit.register(world.finish)
+    atexit.register(_finish, world, os.getpid())
     return world
+
+
+def _finish(world: World, pid: int) -> None:
+    """Collective: at the end of the program; a forked child is no rank."""
+    if os.getpid() == pid:
+        world.finish()
 
 
 def current_world() -> World:

@@ -11,6 +11,7 @@ BUCKET_BYTES = 16 << 20
 ALONE_BYTES = 1 << 20
 FLAT_BYTES = 64 << 10
 ALONE_BYTES_BETWEEN_HOSTS = 8 << 20
+NAMED = 4  # variables of a bucket that messages name
 HALF_PRECISIONS = ("float16", "bfloat16")
 
 
@@ -89,6 +90,15 @@ class BucketPlan:
     specs: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
     description: str
+
+    def describe_bucket(self, index: int) -> str:
+        """One line: whose gradients, how many bytes, of which variables."""
+        bucket = self.buckets[index]
+        names = [self.specs[position].name for position in bucket.members]
+        shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+        title = self.description.split("\n")[0]
+        nbytes = bucket.size * itemsize(bucket.dtype)
+        return f"{title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
 
 
 def plan_buckets(

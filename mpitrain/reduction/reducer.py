@@ -115,13 +115,22 @@ class Reducer:
         Raises:
             MismatchError: ranks have different plans.
         """
-        if index == 0:
-            self._begin(plan, samples, synchronize)
-        start = time.perf_counter()
-        with np.errstate(all="ignore"):
-            bucket = plan.buckets[index]
-            result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
-        self.statistics.exchange += time.perf_counter() - start
+        activity = self.communicator.activity
+        activity.inside = plan, index
+        try:
+            if index == 0:
+                self._begin(plan, samples, synchronize)
+            start = time.perf_counter()
+            with np.errstate(all="ignore"):
+                bucket = plan.buckets[index]
+                result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
+            self.statistics.exchange += time.perf_counter() - start
+        finally:
+            activity.inside = None
+        if index == len(plan.buckets) - 1:
+            activity.updates = self.statistics.updates
+            if activity.phase == "start":
+                activity.phase = "compute"
         return result
 
     def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None) -> None:

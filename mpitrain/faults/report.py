@@ -1,0 +1,110 @@
+"""Faults as records: the words for people, and a line of JSON for a supervisor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["exception", "interrupted", "signal", "exit", "death", "stall"]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One rank that a fault is about.
+
+    Attributes:
+        rank: its number.
+        host: its host.
+        pid: its process there.
+        updates: gradient updates it had finished.
+        phase: where in the program it was; None if not known.
+        resident_bytes: its memory when it was last heard of.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    updates: int | None = None
+    phase: str | None = None
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What ends a job.
+
+    Attributes:
+        kind: what happened.
+        text: for people; for an exception its traceback.
+        exit_code: of the job.
+        culprits: the ranks that it happened on.
+        signal: name of the signal that a process got, if one did.
+        out_of_memory: the kernel killed it for want of memory.
+    """
+
+    kind: Kind
+    text: str
+    exit_code: int
+    culprits: tuple[Culprit, ...] = field(default=())
+    signal: str | None = None
+    out_of_memory: bool = False
+
+    @property
+    def last_line(self) -> str:
+        """What makes two exceptions the same: the error, not the way there."""
+        return self.text.strip().split("\n")[-1]
+
+
+def places(culprits: Sequence[Culprit]) -> str:
+    """Local: such as `rank 1 on hosta`, or `ranks 1, 2 on hosta, hostb`."""
+    ranks = sorted({culprit.rank for culprit in culprits})
+    hosts = list(dict.fromkeys(culprit.host for culprit in sorted(culprits, key=lambda one: one.rank)))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} on {', '.join(hosts)}"
+
+
+def merged(faults: Sequence[Fault]) -> list[Fault]:
+    """Local: the same fault on several ranks becomes one, in the order of the first of each."""
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        groups.setdefault((fault.kind, fault.last_line), []).append(fault)
+    return [
+        dataclasses.replace(group[0], culprits=tuple(culprit for fault in group for culprit in fault.culprits))
+        for group in groups.values()
+    ]
+
+
+def message(fault: Fault) -> str:
+    """Local: what is printed about it, with a newline at the end."""
+    where = places(fault.culprits) if fault.culprits else "a rank"
+    if fault.kind in ("exception", "interrupted"):
+        return f"mpitrain: {where} failed; the job ends\n{fault.text.rstrip()}\n"
+    if fault.kind == "stall":
+        return f"{fault.text.rstrip()}\n"
+    return f"mpitrain: {where} {fault.text.rstrip()}; the job ends with exit code {fault.exit_code}\n"
+
+
+def as_json(fault: Fault) -> str:
+    """Local: one line, without the newline."""
+    record: dict[str, Any] = {"time": time.time(), **dataclasses.asdict(fault)}
+    return json.dumps(record)
+
+
+def write(path: str, fault: Fault) -> None:
+    """Local: add the fault to a file that only its owner can read; a file that cannot be written is no second fault."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.write(as_json(fault) + "\n")
+    except OSError:
+        return
+
+
+def from_dict(record: dict[str, Any]) -> Fault:
+    """Local: what `dataclasses.asdict` made."""
+    culprits = tuple(Culprit(**culprit) for culprit in record.get("culprits", ()))
+    return Fault(**{**record, "culprits": culprits})

@@ -1,0 +1,85 @@
+"""All ranks of a job as the watchdog knows them: hosts, processes, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitrain.faults.processes import Process
+from mpitrain.faults.report import Culprit
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank.
+
+    Attributes:
+        rank: its number.
+        host: name of its host.
+        node: number of its host.
+        process: its process there.
+        addresses: where it may be reached.
+        port: that it listens on.
+    """
+
+    rank: int
+    host: str
+    node: int
+    process: Process
+    addresses: tuple[str, ...]
+    port: int
+
+    def places(self, from_node: int) -> list[tuple[str, int]]:
+        """Where a rank on node `from_node` finds it."""
+        addresses = ("127.0.0.1",) if from_node == self.node else self.addresses
+        return [(address, self.port) for address in addresses]
+
+    def as_culprit(self) -> Culprit:
+        """For the record of a fault."""
+        return Culprit(self.rank, self.host, self.process.pid)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The ranks of a job.
+
+    Attributes:
+        own: this rank.
+        seats: all ranks.
+        token: what only they know.
+    """
+
+    own: int
+    seats: tuple[Seat, ...]
+    token: str
+
+    @property
+    def seat(self) -> Seat:
+        """This rank's."""
+        return self.seats[self.own]
+
+    def candidates(self) -> list[int]:
+        """The ranks that may be the hub for this one, the first that answers is.
+
+        Rank 0, and some others for the case that it does not answer; at last this rank itself.
+        """
+        first_of_nodes = [ranks[0] for ranks in self._nodes()]
+        wanted = {0, 1, 2, 3, *first_of_nodes[:3], first_of_nodes[self.seat.node], self.own}
+        return sorted(rank for rank in wanted if rank <= self.own)
+
+    def neighbours(self, ranks: Sequence[int], of: int) -> list[Seat]:
+        """Those of `ranks` that are on the host of rank `of`."""
+        return [self.seats[rank] for rank in ranks if self.seats[rank].node == self.seats[of].node]
+
+    def watched(self) -> list[Seat]:
+        """The ranks of this host whose processes this rank looks at: the next one, in a circle; the first sees all."""
+        ranks = self._nodes()[self.seat.node]
+        place = ranks.index(self.own)
+        chosen = ranks if place == 0 else [ranks[(place + 1) % len(ranks)]]
+        return [self.seats[rank] for rank in chosen if rank != self.own]
+
+    def _nodes(self) -> list[list[int]]:
+        nodes: dict[int, list[int]] = {}
+        for seat in self.seats:
+            nodes.setdefault(seat.node, []).append(seat.rank)
+        return [nodes[node] for node in sorted(nodes)]
