@@ -115,6 +115,19 @@ class TrainConfig:
     share_gpus: bool = _option(False, bool, "let several ranks use one GPU")
     intra_threads: int | None = _option(None, int, "threads within an operation, per rank", least=1, metavar="N")
     inter_threads: int | None = _option(None, int, "operations at the same time, per rank", least=1, metavar="N")
+    stall_warning: float | None = _option(
+        None,
+        float,
+        "tell who has not come when a rank has waited so long; 0 never (default 30)",
+        least=0,
+        metavar="SECONDS",
+    )
+    stall_abort: float | None = _option(
+        None, float, "then end the job, with exit code 75; 0 never (default 300)", least=0, metavar="SECONDS"
+    )
+    non_finite: str = _option(
+        "stop", str, "at a loss or mean gradient that is not finite", choices=("stop", "warn", "ignore")
+    )
     verify_replicas: int = _option(1, int, "compare the replicas after each N-th epoch; 0 never", least=0, metavar="N")
     verbose: bool = _option(False, bool, "keep the messages of TensorFlow")
 

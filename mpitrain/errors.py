@@ -55,5 +55,9 @@ class RankFinishedError(CollectiveError):
     """Some ranks have finished while others wait for them in a collective."""
 
 
+class NonFiniteError(MpitrainError):
+    """A loss or a gradient is infinite, or not a number."""
+
+
 class ReplicaError(MpitrainError):
     """Variables that must be identical on all ranks differ."""

@@ -10,10 +10,14 @@ from typing import Any
 
 from mpitrain.comm.together import same
 from mpitrain.comm.world import init
-from mpitrain.config import TrainConfig
+from mpitrain.config import TrainConfig, rules
+from mpitrain.faults.options import NON_FINITE
 
 # Options of this command that take a value; the others are switches.
-VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
+VALUED = (
+    *("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads"),
+    *("--stall-warning", "--stall-abort", "--non-finite"),
+)
 
 
 def position(arguments: Sequence[str]) -> int | None:
@@ -44,7 +48,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
     parser.add_argument("--intra-threads", type=int, metavar="N")
     parser.add_argument("--inter-threads", type=int, metavar="N")
+    parser.add_argument("--stall-warning", type=float, metavar="SECONDS", help=help_of("stall_warning"))
+    parser.add_argument("--stall-abort", type=float, metavar="SECONDS", help=help_of("stall_abort"))
+    parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{help_of('non_finite')} (default warn)")
     parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
+
+
+def help_of(name: str) -> str:
+    """Local: what the training job says about an option that both have."""
+    return rules()[name].help
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         share_gpus=arguments.share_gpus,
         threads=None if threads == (None, None) else threads,
         verbose=arguments.verbose,
+        stall_warning=arguments.stall_warning,
+        stall_abort=arguments.stall_abort,
+        non_finite=arguments.non_finite,
     )
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     from mpitrain.training import script

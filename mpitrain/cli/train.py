@@ -62,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         share_gpus=config.share_gpus,
         threads=_threads(config),
         verbose=config.verbose,
+        stall_warning=config.stall_warning,
+        stall_abort=config.stall_abort,
+        non_finite=config.non_finite,
     )
     _agree(world, config, error)
     with contextlib.ExitStack() as stack:

@@ -161,7 +161,7 @@ class Agreement:
         groups: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             groups.setdefault(text, []).append(rank)
-        lines = [f"  {self._name(ranks)}: {shorten(text, list(groups))}" for text, ranks in groups.items()]
+        lines = [f"  {self.name(ranks)}: {shorten(text, list(groups))}" for text, ranks in groups.items()]
         raise MismatchError(
             "ranks call different collectives at the same point:\n"
             + "\n".join(lines)
@@ -174,11 +174,12 @@ class Agreement:
         others = [rank for rank, code in enumerate(codes) if code > FINISHED]
         state = self._descriptions[codes[idle[0]]]
         raise RankFinishedError(
-            f"{self._name(others)} called {description}, but {self._name(idle)} will not come: {state}. "
+            f"{self.name(others)} called {description}, but {self.name(idle)} will not come: {state}. "
             "Every rank must call each collective, and make at least one update of each kind itself."
         )
 
-    def _name(self, ranks: Sequence[int]) -> str:
+    def name(self, ranks: Sequence[int]) -> str:
+        """Local: ranks and their hosts, for messages."""
         hosts = sorted({self._hosts[rank] for rank in ranks})
         word = "rank" if len(ranks) == 1 else "ranks"
         return f"{word} {', '.join(map(str, ranks))} ({', '.join(hosts)})"

@@ -15,7 +15,8 @@ from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.together import together
-from mpitrain.errors import LauncherError, TooLateError
+from mpitrain.errors import AgreedError, LauncherError, TooLateError
+from mpitrain.faults import alike
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
@@ -165,6 +166,7 @@ def init(
     watchdog = watch.start(communicator, topology, faults, environ)
     if watchdog is not None:
         exits.watch(watchdog)
+    _compare(communicator, topology, faults)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     plan = together(
@@ -193,6 +195,28 @@ def init(
     _current.append(world)
     atexit.register(_finish, world, os.getpid())
     return world
+
+
+def _compare(communicator: Communicator, topology: Topology, faults: FaultOptions) -> None:
+    """Collective: stop ranks that would not compute the same.
+
+    Raises:
+        AgreedError: the same on all ranks, with a table of the differences.
+    """
+    if communicator.size == 1 or faults.compare_ranks == "ignore":
+        return
+    table = alike.differences(
+        communicator.all_gather_obj(alike.program(os.environ, communicator.library)), topology.hosts
+    )
+    if table is None:
+        return
+    if faults.compare_ranks == "stop":
+        raise AgreedError(
+            f"{table}\nGive all ranks the same files, packages, arguments and variables. "
+            "MPITRAIN_COMPARE_RANKS=warn starts nevertheless."
+        )
+    if topology.is_root:
+        watch.write(f"mpitrain: warning: {table}\n")
 
 
 def _finish(world: World, pid: int) -> None:

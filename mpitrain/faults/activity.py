@@ -7,8 +7,11 @@ an exchange. The thread looks at it about twice a second, and finds out by itsel
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
+
+from mpitrain.errors import MpitrainError
 
 Phase = Literal["start", "data", "compute", "exchange", "checkpoint", "evaluation", "callback", "end"]
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -16,6 +19,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 # evaluating, and what stands after the training.
 PATIENT_PHASES = ("start", "checkpoint", "evaluation", "end")
 LOOKED_AT_BATCHES = 3
+LONGEST_BYTES, LONGEST_TEXTS = 1 << 20, 1000  # of each array that a checksum is taken of
 
 
 class Activity:
@@ -30,9 +34,10 @@ class Activity:
         inside: the collective it is in: a text, or a plan of buckets with the number of one; None outside.
         batches: checksums of the first batches, where they are seen.
         gradients: checksums of this rank's own gradients in the first updates.
+        error: raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own.
     """
 
-    __slots__ = ("batches", "gradients", "inside", "moved", "phase", "position", "updates")
+    __slots__ = ("batches", "error", "gradients", "inside", "moved", "phase", "position", "updates")
 
     def __init__(self) -> None:
         self.phase: Phase = "start"
@@ -42,6 +47,17 @@ class Activity:
         self.inside: Any = None
         self.batches: list[int] = []
         self.gradients: list[int] = []
+        self.error: MpitrainError | None = None
+
+    def note_batch(self, arrays: Sequence[Any]) -> None:
+        """Local: what this rank reads."""
+        if len(self.batches) < LOOKED_AT_BATCHES:
+            self.batches.append(checksum(arrays))
+
+    def note_gradients(self, update: int, arrays: Sequence[Any]) -> None:
+        """Local: what this rank makes of it; in its first update ranks may start from other weights."""
+        if update > 1 and len(self.gradients) < LOOKED_AT_BATCHES:
+            self.gradients.append(checksum(arrays))
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -51,6 +67,18 @@ class Activity:
             yield
         finally:
             self.phase = before
+
+
+def checksum(arrays: Sequence[Any]) -> int:
+    """Local: of numpy arrays, by their shapes and first bytes."""
+    total = 0
+    for array in arrays:
+        if array.dtype.kind == "O":  # texts
+            content = b"".join(bytes(str(item), "utf-8", "replace") for item in array.reshape(-1)[:LONGEST_TEXTS])
+        else:
+            content = array.reshape(-1)[: LONGEST_BYTES // max(1, array.itemsize)].tobytes()
+        total = zlib.crc32(content, zlib.crc32(repr(array.shape).encode(), total))
+    return total
 
 
 def describe(inside: Any) -> str:

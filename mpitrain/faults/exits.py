@@ -94,6 +94,9 @@ class Exits:
 
     def _fault(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> Fault:
         culprit = self._culprit()
+        inner = self._watchdog.activity.error if self._watchdog is not None else None
+        if inner is not None and error is not None and str(inner) in str(error):
+            kind, error = type(inner), inner
         if issubclass(kind, KeyboardInterrupt):
             return Fault("interrupted", "interrupted", INTERRUPTED_CODE, culprit)
         if isinstance(error, UsageError):

@@ -219,7 +219,7 @@ class Hub:
     def _tell_faults(self, now: float) -> None:
         if self._faults and now - self._faults[0][0] >= GROUP_SECONDS:
             faults, self._faults = [fault for _, fault in self._faults], []
-            self._tell(report.merged(faults))
+            self._tell([*self._exits(), *report.merged(faults)])
 
     def _tell(self, faults: Sequence[Fault]) -> None:
         """Local: tell the first cause, or several of the same moment; what comes after is their consequence."""
@@ -237,14 +237,20 @@ class Hub:
 
     def _look_for_exits(self, now: float) -> None:
         """Local: a rank that ends with an exit code ends the job, unless all the others are at their end, too."""
-        if all(member.exit_code is not None for member in self.members.values()):
-            return
+        if any(member.exit_code is None for member in self.members.values()):
+            due = [m for m in self.members.values() if m.exit_code and now - m.ended >= EXIT_SECONDS]
+            if due:
+                self._tell(self._exits())
+
+    def _exits(self) -> list[Fault]:
+        """Local: what ranks that have called sys.exit with a code have done to the others."""
+        found = []
         for rank, member in self.members.items():
-            if member.exit_code and now - member.ended >= EXIT_SECONDS:
+            if member.exit_code:
                 culprit = dataclasses.replace(self._roster.seats[rank].as_culprit(), updates=member.said.get("updates"))
-                text = f"called sys.exit({member.exit_code}) while others go on"
-                self._tell([Fault("exit", text, member.exit_code, (culprit,))])
-                return
+                text = f"called sys.exit({member.exit_code}) while others went on"
+                found.append(Fault("exit", text, member.exit_code, (culprit,)))
+        return report.merged(found)
 
     # Stalls.
 

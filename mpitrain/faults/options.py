@@ -48,7 +48,7 @@ class FaultOptions:
         for name, choices in (("non_finite", NON_FINITE), ("same_data", SAME_DATA), ("compare_ranks", COMPARE_RANKS)):
             value = values.get(name, environ.get(variable(name)) or getattr(cls, name))
             if value not in choices:
-                raise UsageError(f"{variable(name)} is {value!r}: choose one of {', '.join(choices)}")
+                raise UsageError(f"{_names(name)} is {value!r}: choose one of {', '.join(choices)}")
             values[name] = value
         values.setdefault("failure_report", environ.get(variable("failure_report")) or None)
         return cls(**values)
@@ -59,6 +59,10 @@ def variable(name: str) -> str:
     return f"MPITRAIN_{name.upper()}"
 
 
+def _names(name: str) -> str:
+    return f"--{name.replace('_', '-')} ({variable(name)})"
+
+
 def _seconds(name: str, value: Any, default: float) -> float:
     if value is None or value == "":
         return default
@@ -67,5 +71,5 @@ def _seconds(name: str, value: Any, default: float) -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise UsageError(f"{variable(name)} is {value!r}: give seconds, or 0 for never")
+        raise UsageError(f"{_names(name)} is {value!r}: give seconds, or 0 for never")
     return seconds

@@ -57,7 +57,8 @@ class Fault:
     @property
     def last_line(self) -> str:
         """What makes two exceptions the same: the error, not the way there."""
-        return self.text.strip().split("\n")[-1]
+        lines = [line for line in self.text.rstrip().split("\n") if line.strip()[:1] not in ("", "[")]
+        return lines[-1] if lines else ""
 
 
 def places(culprits: Sequence[Culprit]) -> str:

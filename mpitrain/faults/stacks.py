@@ -11,6 +11,7 @@ from types import FrameType
 from mpitrain.faults.activity import Phase
 
 DEEPEST = 12
+INTERNAL = ("/tensorflow/python/", "/keras/src/utils/traceback_utils.py")
 IDLE = ("threading.py", "queue.py", "selectors.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
 
 
@@ -27,24 +28,37 @@ class Stack:
     frames: tuple[str, ...]
 
 
-# The first mark that is found in a frame tells the phase. What is more special stands first: a checkpoint within a
-# callback is a checkpoint.
-_MARKS: tuple[tuple[Phase, tuple[str, ...]], ...] = (
-    (
-        "checkpoint",
-        (
-            "keras/src/saving/",
-            "callbacks/model_checkpoint.py",
-            "backup_and_restore.py",
-            "tensorflow/python/checkpoint/",
-        ),
-    ),
-    ("checkpoint", ("tensorflow/python/saved_model/",)),
-    ("evaluation", ("trainer.py evaluate", "trainer.py predict", "trainer.py test_on_batch", "predict_on_batch")),
-    ("start", ("polymorphic_function/tracing_compilation.py", "tensorflow/python/autograph/")),
-    ("callback", ("keras/src/callbacks/callback_list.py",)),
+@dataclass(frozen=True)
+class _Mark:
+    """A frame that tells the phase: a part of its file's path, and its functions; () for any."""
+
+    phase: Phase
+    path: str
+    functions: tuple[str, ...] = ()
+
+    def is_in(self, stack: Stack) -> bool:
+        """Whether a thread stands inside such a frame."""
+        for frame in stack.frames:
+            place, _, function = frame.rpartition(" ")
+            if self.path in place and (not self.functions or function in self.functions):
+                return True
+        return False
+
+
+# Of the main thread. What is more special stands first: a checkpoint within a callback is a checkpoint.
+_MARKS = (
+    _Mark("checkpoint", "keras/src/saving/"),
+    _Mark("checkpoint", "callbacks/model_checkpoint.py"),
+    _Mark("checkpoint", "callbacks/backup_and_restore.py"),
+    _Mark("checkpoint", "tensorflow/python/checkpoint/"),
+    _Mark("checkpoint", "tensorflow/python/saved_model/"),
+    _Mark("evaluation", "trainer.py", ("evaluate", "predict", "test_on_batch", "predict_on_batch")),
+    _Mark("start", "polymorphic_function/tracing_compilation.py", ("trace_function", "_create_concrete_function")),
+    _Mark("callback", "keras/src/callbacks/callback_list.py"),
+    _Mark("callback", "keras/src/callbacks/callback.py"),
 )
-_DATA_MARKS = ("data/ops/from_generator_op.py", "trainers/data_adapters/", "data/ops/iterator_ops.py")
+# Of any thread.
+_DATA_MARKS = (_Mark("data", "data/ops/from_generator_op.py"), _Mark("data", "trainers/data_adapters/"))
 
 
 def python_stacks(skip: Sequence[int] = ()) -> list[Stack]:
@@ -72,18 +86,18 @@ def phase_of(phase: Phase, stacks: Sequence[Stack]) -> Phase:
     """
     if phase in ("checkpoint", "evaluation", "end"):
         return phase
-    for found, marks in _MARKS:
-        if stacks and any(mark in frame for frame in stacks[0].frames for mark in marks):
-            return found
-    if phase != "start" and any(mark in frame for stack in stacks for frame in stack.frames for mark in _DATA_MARKS):
-        return "data"
-    return phase
+    for mark in _MARKS:
+        if stacks and mark.is_in(stacks[0]):
+            return mark.phase
+    reading = phase != "start" and any(mark.is_in(stack) for stack in stacks for mark in _DATA_MARKS)
+    return "data" if reading else phase
 
 
 def shortened(stack: Stack) -> list[str]:
-    """Local: the innermost frames of a stack, as lines."""
-    left_out = len(stack.frames) - DEEPEST
-    return [*([f"... {left_out} more"] if left_out > 0 else []), *stack.frames[-DEEPEST:]]
+    """Local: the innermost frames of a stack, as lines, without those that are inside TensorFlow or Keras alone."""
+    told = [frame for frame in stack.frames if not any(path in frame for path in INTERNAL)] or list(stack.frames)
+    left_out = len(told) - DEEPEST
+    return [*([f"... {left_out} more"] if left_out > 0 else []), *told[-DEEPEST:]]
 
 
 def _frames(frame: FrameType | None) -> list[str]:

@@ -117,7 +117,7 @@ def note(verdict: Verdict) -> str:
     """Local: one line about ranks that are waited for with good reason."""
     late = ", ".join(f"{state.place} is in phase '{state.phase}'" for state in verdict.late[:FEW])
     more = f" and {len(verdict.late) - FEW} more" if len(verdict.late) > FEW else ""
-    return f"mpitrain: {_names(verdict.waiting)} have waited for {verdict.seconds:.0f} s: {late}{more}; no fault\n"
+    return f"mpitrain: {_names(verdict.waiting)} waited {verdict.seconds:.0f} s: {late}{more}, which may take long\n"
 
 
 def _headline(verdict: Verdict) -> str:

@@ -58,7 +58,7 @@ class Watchdog:
         abort: Callable[[int], None],
         write: Callable[[str], None],
     ) -> None:
-        self.roster, self._activity, self._abort = roster, activity, abort
+        self.roster, self.activity, self._abort = roster, activity, abort
         limits = [s for s in (options.stall_warning, options.stall_abort) if s > 0]
         self._silence_seconds = max(2.0, min(SILENCE_SECONDS, min(limits, default=SILENCE_SECONDS) / 3))
         self._beat_seconds = max(BEAT_SECONDS, len(roster.seats) / RANKS_PER_BEAT)
@@ -165,7 +165,7 @@ class Watchdog:
             self._say({"is": "ended", "rank": rank, "status": status, "memory": memory})
 
     def _beat(self) -> None:
-        activity = self._activity
+        activity = self.activity
         self._say(
             {
                 "is": "beat",
@@ -183,14 +183,14 @@ class Watchdog:
 
     def _waiting(self) -> float:
         """Seconds since this rank entered the collective it is in; never less than they are."""
-        activity = self._activity
+        activity = self.activity
         mark = (activity.position, activity.moved, activity.inside is not None)
         if mark != self._mark:
             self._mark, self._since = mark, self._now - self._beat_seconds
         return round(self._now - self._since, 2) if mark[2] else 0.0
 
     def _state(self, question: int, look: Sequence[Sequence[int]]) -> Message:
-        activity = self._activity
+        activity = self.activity
         inside, waiting = activity.inside, self._waiting()
         found = stacks.python_stacks(skip=[threading.get_ident()])
         phase = "exchange" if inside is not None and activity.phase != "end" else stacks.phase_of(activity.phase, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -91,14 +92,18 @@ class BucketPlan:
     buckets: tuple[Bucket, ...]
     description: str
 
+    @functools.cached_property
+    def title(self) -> str:
+        """Whose gradients they are."""
+        return self.description.split("\n")[0]
+
     def describe_bucket(self, index: int) -> str:
         """One line: whose gradients, how many bytes, of which variables."""
         bucket = self.buckets[index]
         names = [self.specs[position].name for position in bucket.members]
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        title = self.description.split("\n")[0]
         nbytes = bucket.size * itemsize(bucket.dtype)
-        return f"{title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
+        return f"{self.title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
 
 
 def plan_buckets(

@@ -12,7 +12,10 @@ import numpy as np
 from mpitrain.comm.agreement import Agreed, Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.errors import MpitrainError
+from mpitrain.faults.activity import LOOKED_AT_BATCHES
 from mpitrain.reduction.buckets import Bucket, BucketPlan
+from mpitrain.reduction.finite import FiniteCheck
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import exchange_rows
 
@@ -78,6 +81,7 @@ class Reducer:
         self.agreement = agreement
         self.statistics = Statistics()
         self.agreed: Agreed | None = None
+        self.finite = FiniteCheck(communicator, agreement)
         self._all_reduce = all_reduce
         self._pool = BufferPool()
         self._weights = _Weights(None, 1.0)
@@ -120,11 +124,16 @@ class Reducer:
         try:
             if index == 0:
                 self._begin(plan, samples, synchronize)
+                if self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
+                    activity.note_gradients(self.statistics.updates, arrays)
             start = time.perf_counter()
             with np.errstate(all="ignore"):
                 bucket = plan.buckets[index]
                 result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
             self.statistics.exchange += time.perf_counter() - start
+        except MpitrainError as error:
+            activity.error = error
+            raise
         finally:
             activity.inside = None
         if index == len(plan.buckets) - 1:
@@ -163,6 +172,7 @@ class Reducer:
                 else:
                     np.multiply(array.reshape(-1), target.dtype.type(before), out=part, casting="unsafe")
         self._all_reduce.sum(source, target, self._weights.after)
+        self.finite.look(plan, bucket, target, arrays if before != 0.0 else (), self.statistics.updates)
         return [
             target[offset : offset + array.size].reshape(array.shape).astype(array.dtype, copy=False)
             for array, offset in zip(arrays, offsets, strict=True)
@@ -174,4 +184,7 @@ class Reducer:
         if factor == 0.0:
             values, indices = values[:0], indices[:0]
         rows = plan.specs[bucket.members[0]].shape[0]
-        return list(exchange_rows(self.communicator, self._all_reduce, values, indices, rows, factor))
+        own = (values,)
+        values, indices = exchange_rows(self.communicator, self._all_reduce, values, indices, rows, factor)
+        self.finite.look(plan, bucket, values, own, self.statistics.updates)
+        return [values, indices]

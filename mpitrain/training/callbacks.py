@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.comm.world import World, current_world
+from mpitrain.faults.activity import Phase
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
+from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of, replicated_state
 from mpitrain.training.replicas import (
     average_statistics,
@@ -51,6 +53,7 @@ class DataParallel(keras.callbacks.Callback):
         self._verify_every = verify_replicas
         self._unverified = False
         self._hook: _ModelHook | None = None
+        self._phases: list[Phase] = []  # before each evaluation under way
 
     def set_model(self, model: Any) -> None:
         """Local: hook the optimizer and the model's steps, before Keras traces them."""
@@ -62,6 +65,7 @@ class DataParallel(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Collective: all ranks start from rank 0's variables, where they exist already."""
+        self._world.activity.phase = "start"  # until the first update: tracing takes long
         if self._hook is not None:
             # With several steps a call, a rank's first call may hold fewer updates than another's.
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
@@ -70,23 +74,35 @@ class DataParallel(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
+        self._world.activity.phase = "start"  # of whatever comes now
         if self._hook is not None:
             self._hook.active -= 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Collective, once after the first step: replicas are identical."""
+        """Collective, once after the first step: replicas are identical. Local: the loss is finite.
+
+        Raises:
+            NonFiniteError: it is not, and that is to end the job.
+        """
+        loss = (logs or {}).get("loss")
+        if loss is not None and not np.isfinite(loss):
+            self._exchange.reducer.finite.note_loss(float(loss), self._world.activity.updates, self._world.hosts)
         if self._unverified:
             self._unverified = False
             verify_replicas(_replicated(self.model), "after the first step", world=self._world)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Collective: statistics become the same before they are used."""
+        self._phases.append(self._world.activity.phase)
+        self._world.activity.phase = "evaluation"
         if self._hook is not None:
             self._hook.active += 1
             average_statistics(_statistics(self.model), world=self._world)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again, unless this was within a `fit`."""
+        if self._phases:
+            self._world.activity.phase = self._phases.pop()
         if self._hook is not None:
             self._hook.active -= 1
 
@@ -134,6 +150,7 @@ class _ModelHook:
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
+        self._first_batches = FirstBatches(exchange.world.activity)
         self._synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._train_step: Callable[[Any], Any] = model.train_step
@@ -173,6 +190,7 @@ class _ModelHook:
         if not self._synchronized:
             self._synchronized = True
             _synchronize_before_trace(self._model, data, self._exchange.world)
+        self._first_batches.note(data)
         first = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
         with sample_count(tf.shape(first)[0]):
             return self._step(self._train_step, data)

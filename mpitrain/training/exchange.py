@@ -62,6 +62,7 @@ class Exchange:
     def __init__(self, world: World) -> None:
         self.world = world
         self.reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
+        self.reducer.finite.action = world.faults.non_finite
         self._numbers = itertools.count()
         # Weak: an optimizer, and with it its variables, goes when the program drops it.
         self._empty_updates: weakref.WeakValueDictionary[int, EmptyUpdate] = weakref.WeakValueDictionary()

@@ -108,7 +108,8 @@ def on_root(world: World, name: str, action: Callable[[], Any]) -> Any:
     result, error = None, None
     if world.is_root:
         try:
-            result = action()
+            with world.activity.during("checkpoint"):
+                result = action()
         except Exception as raised:
             error = raised
     result, text, at_end = world.communicator.broadcast_obj(

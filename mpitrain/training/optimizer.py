@@ -91,6 +91,8 @@ class _Hook:
         self.synchronized = self._traced = self._checked = False
         self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
+        if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
+            exchange.reducer.finite.may_overflow.add(self._title)
         self._variables: list[Any] = []
         self._empty_updates: list[EmptyUpdate] = []  # the exchange refers to them weakly
         # Inside a LossScaleOptimizer a rank may skip an update that others make, so there the mean
