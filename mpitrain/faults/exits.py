@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import faulthandler
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from mpitrain.errors import AgreedError, MpitrainError, UsageError
 from mpitrain.faults import report
@@ -37,7 +39,7 @@ class Exits:
         self._topology, self._abort = topology, abort
         self._once = threading.Lock()
         self._watchdog: Watchdog | None = None
-        self._exit: SystemExit | None = None
+        self._exit: tuple[FrameType, object] | None = None  # the outermost frame when sys.exit was called, its argument
         self._interrupted = False
 
     def install(self) -> None:
@@ -48,7 +50,7 @@ class Exits:
     def watch(self, watchdog: Watchdog) -> None:
         """Local: let the hub tell what ends this rank; notice `sys.exit` and signals that nobody else handles."""
         self._watchdog = watchdog
-        sys.exit = self._sys_exit  # type: ignore[assignment]
+        sys.exit = self._sys_exit
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in native code shows where Python was
         with contextlib.suppress(ValueError):  # not the main thread: signals stay what they are
@@ -57,19 +59,20 @@ class Exits:
 
     def exit_code(self) -> int:
         """Local: what this process ends with, at its end; 0 where that cannot be seen."""
-        trace = None if self._exit is None else self._exit.__traceback__
-        if self._exit is None or trace is None:
+        if self._exit is None:
             return 0
-        # Nobody caught it, if it went through the outermost frame, and that frame did not go on.
-        frame = trace.tb_frame
-        if frame.f_back is not None or frame.f_lasti != trace.tb_lasti:
+        frame, status = self._exit
+        # Where the program returned from its outermost frame after all, somebody had caught the exception.
+        if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
             return 0
-        code = self._exit.code
-        return 0 if code is None else code if isinstance(code, int) else 1
+        return 0 if status is None else status if isinstance(status, int) else 1
 
-    def _sys_exit(self, status: object = None, /) -> None:
-        self._exit = SystemExit(status)
-        raise self._exit
+    def _sys_exit(self, status: object = None, /) -> NoReturn:
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            frame = frame.f_back
+        self._exit = (frame, status)
+        raise SystemExit(status)
 
     # Exceptions.
 

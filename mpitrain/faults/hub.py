@@ -18,6 +18,8 @@ from mpitrain.faults.wire import Link, Message, is_proof, proof
 
 GROUP_SECONDS = 0.4  # in which the same failure of other ranks arrives
 REDIAL_SECONDS = 1.0  # in which a rank whose connection broke, but which lives, is back
+SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a second after they have sent one
+QUIET_SECONDS = 3.0
 ANSWER_SECONDS = 1.5
 EXIT_SECONDS = 2.0  # in which the other ranks come to their end, too
 
@@ -76,11 +78,17 @@ class Hub:
         self._broken: dict[int, tuple[float, Member]] = {}
         self._faults: list[tuple[float, Fault]] = []
         self._told = False
+        self._quiet_until = 0.0
         self._now = 0.0
         self._question, self._asked, self._ask_again = 0, -1.0, 0.0
         self._warned: float | None = None
         self._excused = self._noted = float("-inf")
         self._same_data = SameData(len(roster.seats))
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is to be told in a moment."""
+        return bool(self._faults or self._broken or self._asked >= 0)
 
     # What ranks say.
 
@@ -150,6 +158,10 @@ class Hub:
             self._neighbours.look(rank)
         self._look_for_deaths(now + 2 * REDIAL_SECONDS)
 
+    def paused(self, now: float) -> None:
+        """Local: this process was stopped; meanwhile another rank may have told what happened, and ended the job."""
+        self._quiet_until = now + QUIET_SECONDS
+
     def fall_silent(self) -> None:
         """Local: another rank has told why the job ends; what follows is the consequence."""
         self._told = True
@@ -174,6 +186,8 @@ class Hub:
 
     def _look_for_deaths(self, now: float) -> None:
         neighbours = self._neighbours
+        if now < self._quiet_until:
+            return
         for rank, (since, member) in list(self._broken.items()):
             if neighbours.look(rank) or neighbours.is_gone(rank):
                 self._tell_death(rank, member)
@@ -217,7 +231,10 @@ class Hub:
         return Fault("death", how, code or 1, (culprit,), name, memory)
 
     def _tell_faults(self, now: float) -> None:
-        if self._faults and now - self._faults[0][0] >= GROUP_SECONDS:
+        if not self._faults:
+            return
+        signals = all(fault.kind == "signal" for _, fault in self._faults)
+        if now - self._faults[0][0] >= (SIGNAL_SECONDS if signals else GROUP_SECONDS):
             faults, self._faults = [fault for _, fault in self._faults], []
             self._tell([*self._exits(), *report.merged(faults)])
 

@@ -31,6 +31,7 @@ from mpitrain.faults.wire import Link, Message
 BEAT_SECONDS = 0.5
 RANKS_PER_BEAT = 200  # of a larger job each rank speaks less often, so that the hub has no more to do
 SILENCE_SECONDS = 10.0
+SOON_SECONDS = 0.05  # between looks while the hub waits a moment for what else is said
 DIAL_SECONDS = 1.5
 RETURN_SECONDS = 10.0  # between attempts to return to a rank before the hub
 ENDED_SECONDS = 2.5  # in which MPI ends the job; then this rank ends itself
@@ -130,15 +131,22 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stopping:
             self._tick()
-            for key, _ in self._selector.select(self._beat_seconds):
+            ready = self._selector.select(SOON_SECONDS if self._hub.is_busy else self._beat_seconds)
+            self._advance()
+            for key, _ in ready:
                 key.data()
         self._close_all()
 
-    def _tick(self) -> None:
+    def _advance(self) -> None:
+        """Local: move the clock. Time in which this process was stopped is nobody's delay."""
         moment = time.monotonic()
-        # Time in which this process was stopped is nobody's delay.
-        self._now += min(moment - self._clock, max(PAUSE_SECONDS, 2 * self._beat_seconds))
+        step, longest = moment - self._clock, max(PAUSE_SECONDS, 2 * self._beat_seconds)
         self._clock = moment
+        self._now += min(step, longest)
+        if step > longest:
+            self._hub.paused(self._now)
+
+    def _tick(self) -> None:
         if self._link is None:
             if not self._leaving:
                 self._dial(self.roster.candidates())
