@@ -21,9 +21,8 @@ samples = np.random.default_rng(0).random((64, 4), np.float32)
 
 def read() -> Iterator[Any]:
     for number, row in enumerate(samples):
-        if last and epoch[0] == 1 and number == 40:
-            row = row * np.nan
-        yield row, row[:1]
+        broken = last and epoch[0] == 1 and number == 40
+        yield row * np.nan if broken else row, row[:1]
 
 
 def read_slowly() -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """Kills random ranks at random moments, and looks whether each job ends as promised: `scripts/soak`.
 
 A run starts a job of 2 to 4 ranks, sends SIGKILL to one of them at some moment between the start and the end, and
-checks that the job is over within 5 s, that its exit code is not 0, that the cause was told at most once and with the right
-rank, and that no process, shared memory or temporary file is left. The same seed gives the same choices.
+checks that the job is over within 5 s, that its exit code is not 0, that the cause was told at most once and with the
+right rank, and that no process, shared memory or temporary file is left. The same seed gives the same choices.
 """
 
 from __future__ import annotations
