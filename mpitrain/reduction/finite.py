@@ -70,14 +70,13 @@ class FiniteCheck:
         """
         if self.action == "ignore":
             return
-        flat = mean.reshape(-1)
-        part = flat if update % WHOLE_EVERY == 0 else flat[: LOOKED_AT_BYTES // flat.itemsize]
-        # A sum is finite only if all its terms are. One that overflows by itself is looked at again.
-        if (
-            np.isfinite(np.add.reduce(part, axis=None))
-            or plan.title in self.may_overflow
-            or _is_finite(plan, bucket, flat)
-        ):
+        flat = mean if mean.ndim == 1 else mean.reshape(-1)
+        if flat.nbytes > LOOKED_AT_BYTES and update % WHOLE_EVERY:
+            total = np.add.reduce(flat[: LOOKED_AT_BYTES // flat.itemsize])
+        else:
+            total = np.add.reduce(flat)
+        # A sum is finite only if all its terms are, and only then less itself 0. One that overflows is looked at again.
+        if total - total == 0 or plan.title in self.may_overflow or _is_finite(plan, bucket, flat):
             return
         if self.action == "warn" and plan.title in self._told:
             return
