@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.faults import wire
-from mpitrain.faults.options import FaultOptions
+from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.watchdog import Watchdog
@@ -49,6 +50,34 @@ def start(
     watchdog = Watchdog(communicator.activity, roster, listener, options, communicator.abort, write)
     watchdog.start()
     return watchdog
+
+
+@contextlib.contextmanager
+def limit(seconds: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+    """Local: end this process when ranks do not find each other, before there is a watchdog.
+
+    Args:
+        seconds: for what is done in this context; 0 for no limit.
+        end: ends it, with an exit code.
+    """
+
+    def late() -> None:
+        host = os.uname().nodename
+        write(
+            f"mpitrain: a rank on {host} has waited {seconds:.0f} s for the others at the start of the job. Look whether "
+            "all of them run, and whether their hosts reach each other; it ends with exit code "
+            f"{STALL_EXIT_CODE} (to wait longer: MPITRAIN_STALL_ABORT)\n"
+        )
+        end(STALL_EXIT_CODE)
+
+    timer = threading.Timer(seconds, late)
+    timer.daemon = True
+    if seconds > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def write(text: str) -> None:

@@ -159,11 +159,13 @@ def init(
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
-    communicator, topology = _connect(environ)
-    exits = Exits(topology, communicator.abort)
-    exits.install()
-    faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
-    watchdog = watch.start(communicator, topology, faults, environ)
+    patience = FaultOptions.patience(environ, stall_abort)
+    with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
+        communicator, topology = _connect(environ)
+        exits = Exits(topology, communicator.abort)
+        exits.install()
+        faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
+        watchdog = watch.start(communicator, topology, faults, environ)
     if watchdog is not None:
         exits.watch(watchdog)
     _compare(communicator, topology, faults)

@@ -17,7 +17,7 @@ from mpitrain.faults.stalls import RankState
 from mpitrain.faults.wire import Link, Message, is_proof, proof
 
 GROUP_SECONDS = 0.4  # in which the same failure of other ranks arrives
-REDIAL_SECONDS = 1.0  # in which a rank whose connection broke, but which lives, is back
+REDIAL_SECONDS = 3.0  # in which a rank whose connection broke, but which lives, is back
 SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a second after they have sent one
 QUIET_SECONDS = 3.0
 ANSWER_SECONDS = 1.5
@@ -185,28 +185,37 @@ class Hub:
             self._write(text)
 
     def _look_for_deaths(self, now: float) -> None:
-        neighbours = self._neighbours
         if now < self._quiet_until:
             return
-        for rank, (since, member) in list(self._broken.items()):
-            if neighbours.look(rank) or neighbours.is_gone(rank):
-                self._tell_death(rank, member)
-            elif now - since >= REDIAL_SECONDS:
-                if not neighbours.is_here(rank):
-                    self._tell_death(rank, member)
-                self._broken.pop(rank, None)  # here: it lives, but has lost its way to this rank
-        for rank, (why, since) in list(self._gone.items()):
+        neighbours = self._neighbours
+        ended: dict[int, float] = {}  # since when
+        for rank, (since, _) in list(self._broken.items()):
+            here, over = neighbours.is_here(rank), now - since >= REDIAL_SECONDS
+            if neighbours.look(rank) or neighbours.is_gone(rank) or (over and not here):
+                ended[rank] = since
+            elif over:
+                del self._broken[rank]  # it lives, but has lost its way to this rank
+        for rank, (why, since) in self._gone.items():
             if why == "closed" and (neighbours.look(rank) or now - since >= GROUP_SECONDS):
-                self._tell_death(rank, None)
-        for rank in list(neighbours.ended):
-            if rank in self.members:
-                self._tell_death(rank, self.members.pop(rank))
+                ended[rank] = since
+        ended.update({rank: now for rank in neighbours.ended if rank in self.members})
+        if ended:
+            self._tell_deaths(ended)
 
-    def _tell_death(self, rank: int, member: Member | None) -> None:
-        self._broken.pop(rank, None)
-        if self._gone.get(rank, ("", 0.0))[0] not in ("finished", "ended"):
-            self._gone[rank] = ("ended", self._now)
-            self._tell([self._death(rank, member)])
+    def _tell_deaths(self, ended: dict[int, float]) -> None:
+        """Local: tell the first of those that have ended; MPI may have ended the others because of it."""
+        last = max(ended.values())
+        elsewhere = [rank for rank in self._broken if not self._neighbours.is_here(rank)]
+        ended.update({rank: self._broken[rank][0] for rank in elsewhere if self._broken[rank][0] <= last})
+        told = False
+        for rank in sorted(ended, key=lambda rank: (ended[rank], rank)):
+            _, member = self._broken.pop(rank, (0.0, None))
+            member = self.members.pop(rank, member)
+            if self._gone.get(rank, ("", 0.0))[0] not in ("finished", "ended"):
+                self._gone[rank] = ("ended", self._now)
+                if not told:
+                    told = True
+                    self._tell([self._death(rank, member)])
 
     def _death(self, rank: int, member: Member | None) -> Fault:
         status, memory = self._neighbours.ended.get(rank, (None, False))

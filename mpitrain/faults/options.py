@@ -53,6 +53,14 @@ class FaultOptions:
         values.setdefault("failure_report", environ.get(variable("failure_report")) or None)
         return cls(**values)
 
+    @classmethod
+    def patience(cls, environ: Mapping[str, str], given: float | None) -> float:
+        """Local: `stall_abort` where it is told rightly, else the default; what is wrong is told by `of`."""
+        try:
+            return cls.of(environ, stall_abort=given).stall_abort
+        except UsageError:
+            return cls.stall_abort
+
 
 def variable(name: str) -> str:
     """Local: the environment variable of an option."""

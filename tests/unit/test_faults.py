@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpitrain.comm import watch
 from mpitrain.errors import UsageError
 from mpitrain.faults import alike, processes, report, stacks, stalls, wire
 from mpitrain.faults.activity import Activity, checksum
@@ -191,6 +193,15 @@ def test_options(environ: dict[str, str], given: dict[str, Any], expected: tuple
 def test_wrong_options(environ: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         FaultOptions.of(environ)
+
+
+@pytest.mark.parametrize(("needed", "codes"), [(0.0, []), (0.5, [75])])
+def test_the_start_has_a_limit(needed: float, codes: list[int], capfd: pytest.CaptureFixture[str]) -> None:
+    ended: list[int] = []
+    with watch.limit(0.2, ended.append):
+        time.sleep(needed)
+    assert ended == codes
+    assert ("has waited 0 s for the others at the start" in capfd.readouterr().err) == bool(codes)
 
 
 def fault(rank: int, text: str) -> Fault:
