@@ -64,8 +64,8 @@ def limit(seconds: float, end: Callable[[int], object] = os._exit) -> Iterator[N
     def late() -> None:
         host = os.uname().nodename
         write(
-            f"mpitrain: a rank on {host} has waited {seconds:.0f} s for the others at the start of the job. Look whether "
-            "all of them run, and whether their hosts reach each other; it ends with exit code "
+            f"mpitrain: a rank on {host} has waited {seconds:.0f} s for the others at the start of the job. Look "
+            "whether all of them run, and whether their hosts reach each other; it ends with exit code "
             f"{STALL_EXIT_CODE} (to wait longer: MPITRAIN_STALL_ABORT)\n"
         )
         end(STALL_EXIT_CODE)
