@@ -15,6 +15,7 @@ from mpitrain.comm.world import World
 
 REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
 GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")
+SESSION_ROUND = "the next collective of a session"
 NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "min": lambda dtype: np.inf if dtype.kind not in "iub" else True if dtype.kind == "b" else np.iinfo(dtype).max,
     "max": lambda dtype: -np.inf if dtype.kind not in "iub" else False if dtype.kind == "b" else np.iinfo(dtype).min,
@@ -144,6 +145,8 @@ def without_data(world: World, description: str) -> Callable[[], object] | None:
     def shape(text: str | None) -> tuple[int, ...]:
         return tuple(int(number) for number in (text or "").split(",") if number.strip())
 
+    if description == SESSION_ROUND:
+        return lambda: world.communicator.all_gather_obj((None, 0.0))
     if found := REDUCTION.match(description):
         op, dtype = found[1], np.dtype(found[2])
         fill = NEUTRAL[op](dtype) if op in NEUTRAL else 0

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from mpitrain.collectives.host import SESSION_ROUND
 from mpitrain.comm.world import World
 from mpitrain.errors import CollectiveError, MismatchError
 
@@ -87,19 +88,20 @@ class Negotiation:
         with self._lock:
             names = list(self._waiting)
         try:
-            self._world.agreement.call("the next collective of a session")
+            self._world.agreement.call(SESSION_ROUND, idle_ok=True)
             idle = time.monotonic() - self._idle_since
             everyone = self._world.communicator.all_gather_obj((names, idle))
+            active = [theirs for theirs, _ in everyone if theirs is not None]  # the others have no data left
         except CollectiveError as error:
             self._fail(error)
             return
-        ready = [name for name in everyone[0][0] if all(name in theirs for theirs, _ in everyone)]
+        ready = [name for name in active[0] if all(name in theirs for theirs in active)]
         for name in ready:
             self._take(name).run()
         if ready:
             self._idle_since = time.monotonic()
         elif max(seconds for _, seconds in everyone) > STALL_SECONDS:
-            self._fail(MismatchError(_stalled([theirs for theirs, _ in everyone], self._world)))
+            self._fail(MismatchError(_stalled([theirs or [] for theirs, _ in everyone], self._world)))
         else:
             time.sleep(ROUND_SECONDS)
 

@@ -25,6 +25,7 @@ from mpitrain.horovod.process_sets import (
 )
 
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
+session_threads.install()
 OPERATIONS = {Average: "mean", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
 
 
@@ -52,8 +53,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def _job(comm: Any) -> World:
     """Collective: the ranks that `comm` names."""
-    with session_threads.planning():
-        everyone = worlds.init()
+    everyone = worlds.init()
     if comm is None or (isinstance(comm, Iterable) and not list(comm)):
         return everyone
     ranks = sorted(comm) if isinstance(comm, Iterable) else groups.ranks_of(everyone, comm)

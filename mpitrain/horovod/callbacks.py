@@ -166,8 +166,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Local: set the rate of this step."""
         if self.start_epoch <= self._epoch < self.end_epoch and not (self.staircase and batch):
-            fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
-            self._set(self.initial_lr * self.multiplier(self._epoch + fraction))
+            fraction = batch / (self.steps_per_epoch or 1)
+            self._set(self.initial_lr * self.multiplier(self._epoch + (0 if self.staircase else fraction)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Local: the momentum of before."""

@@ -7,11 +7,12 @@ averaged over the ranks, not summed, as Horovod has it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from mpitrain.collectives import operations as collectives
 from mpitrain.comm.world import World
@@ -42,23 +43,28 @@ class _Reduction:
         }
 
 
+def _with_gradient(function: Callable[[Any], tuple[Any, Any]], tensor: tf.Tensor) -> Any:
+    """Collective: the result of `function`, which gives its gradient too; that takes time only where a tape records."""
+    if tf.executing_eagerly() and not record.could_possibly_record():
+        return function(tensor)[0]
+    return tf.custom_gradient(function)(tensor)
+
+
 def _reduced(tensor: tf.Tensor, how: _Reduction) -> Any:
     """Collective: `all_reduce` with its gradient."""
 
-    @tf.custom_gradient
     def reduce(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             return _reduced(upstream, how)
 
         return told(collectives.all_reduce, own, **how.options()), gradient
 
-    return reduce(tensor)
+    return _with_gradient(reduce, tensor)
 
 
 def _scattered(tensor: tf.Tensor, how: _Reduction) -> Any:
     """Collective: `reduce_scatter` with its gradient."""
 
-    @tf.custom_gradient
     def scatter(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             factor = how.before * how.after * (how.world.size if how.op == Sum else 1)
@@ -66,7 +72,7 @@ def _scattered(tensor: tf.Tensor, how: _Reduction) -> Any:
 
         return told(collectives.reduce_scatter, own, **how.options()), gradient
 
-    return scatter(tensor)
+    return _with_gradient(scatter, tensor)
 
 
 def _mean(tensor: tf.Tensor, world: World) -> Any:
@@ -151,7 +157,6 @@ def allgather(
     """Collective: concatenate along the first axis; first dimensions may differ between ranks."""
     world = member(process_set)
 
-    @tf.custom_gradient
     def gather(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             rows = tf.shape(tf.reshape(own, [-1]) if own.shape.rank == 0 else own)[:1]
@@ -162,7 +167,7 @@ def allgather(
 
         return told(collectives.all_gather, own, name=name, world=world), gradient
 
-    return gather(tf.convert_to_tensor(tensor))
+    return _with_gradient(gather, tf.convert_to_tensor(tensor))
 
 
 def grouped_allgather(
@@ -186,15 +191,17 @@ def broadcast(
     world = member(process_set)
     root = position(process_set, root_rank)
 
-    @tf.custom_gradient
     def send(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             mean = _mean(upstream, world)
-            return mean if world.rank == root else tf.zeros_like(mean)
+            if world.rank == root:
+                return mean
+            with tf.control_dependencies([mean]):  # else a session would leave out what this rank does not need
+                return tf.zeros_like(mean)
 
         return told(collectives.broadcast, own, root, name=name, world=world), gradient
 
-    return send(tf.convert_to_tensor(tensor))
+    return _with_gradient(send, tf.convert_to_tensor(tensor))
 
 
 def broadcast_(
@@ -233,7 +240,6 @@ def alltoall(
         if not splits.dtype.is_integer:
             raise ValueError(f"splits must be whole numbers, not {splits.dtype.name}")
 
-    @tf.custom_gradient
     def exchange(own: Any) -> Any:
         result, received = told(collectives.all_to_all, own, splits, name=name, world=world)
 
@@ -242,7 +248,7 @@ def alltoall(
 
         return (result, received), gradient
 
-    result, received = exchange(tf.convert_to_tensor(tensor))
+    result, received = _with_gradient(exchange, tf.convert_to_tensor(tensor))
     return result if splits is None else (result, received)
 
 
