@@ -16,17 +16,17 @@ from mpitrain.config import TrainConfig
 VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
 
 
-def position(arguments: Sequence[str]) -> int | None:
-    """Local: where in `arguments` the script, or `-m`, stands; None if there is none."""
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script."""
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or argument.endswith(".py"):
-            return index
+            return list(arguments[:index]), list(arguments[index:])
         if not argument.startswith("--"):
-            return None
+            break
         index += 2 if argument in VALUED else 1
-    return None
+    return list(arguments), []
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Collective: run the script on all ranks.
 
     Args:
-        arguments: with `script`, the list that begins with the script or `-m`.
+        arguments: with `rest`, the list that begins with the script or `-m`.
 
     Raises:
         AgreedError: on every rank, for what the user can mend.
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     from mpitrain.training import script
 
-    is_module = arguments.script[0] == "-m"
-    name, *rest = arguments.script[is_module:]
+    is_module = arguments.rest[0] == "-m"
+    name, *rest = arguments.rest[is_module:]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias
