@@ -38,8 +38,6 @@ MUNGE = (
     "--socket=/run/munge/munge.socket.2 --pid-file=/run/munged.pid --log-file=/run/munged.log "
     "--seed-file=/run/munged.seed"
 )
-pytestmark = pytest.mark.mpich
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
@@ -117,6 +115,7 @@ def test_the_batch_file_trains_the_default_job(cluster: Hosts, mpirun: Mpirun, t
     ]
 
 
+@pytest.mark.mpich
 def test_srun_by_hand(cluster: Hosts, mpirun: Mpirun) -> None:
     command = ["srun", "--nodes=2", "--ntasks=2", f"--mpi={plugin(cluster, mpirun)}", sys.executable, PROGRAM]
     finished = submitted(cluster, mpirun, *command)
@@ -125,6 +124,7 @@ def test_srun_by_hand(cluster: Hosts, mpirun: Mpirun) -> None:
     assert [line.split(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
 
 
+@pytest.mark.mpich
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_exit_codes_of_ranks_in_an_allocation(cluster: Hosts, mpirun: Mpirun, launcher: str) -> None:
     if launcher == "srun":
