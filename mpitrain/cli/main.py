@@ -20,7 +20,7 @@ from mpitrain.runtime.launcher import detect
 
 # Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
 # which is not named but seen by the script among the arguments.
-COMMANDS = ("train", "bench", "hosts")
+COMMANDS = ("train", "bench", "hosts", "doctor")
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
 

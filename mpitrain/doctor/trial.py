@@ -1,0 +1,190 @@
+"""A small MPI job over all hosts: the proof that one starts, and its speed against that of the link."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpitrain.doctor import probe
+from mpitrain.doctor.facts import Facts
+from mpitrain.doctor.finding import Finding
+from mpitrain.launch.dialect import without_rank
+
+# Of its rate a link should give this much; MPI over TCP on an idle network gives nine tenths.
+LEAST_SHARE = 0.5
+SLOW_BITS_PER_SECOND = 100e6  # where the rate is not known
+SLOW_LATENCY_SECONDS = 5e-3
+# The exchange runs in TensorFlow's threads while the main thread goes on.
+THREAD_LEVELS = {"multiple": "green", "serialized": "yellow"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What was measured between two hosts."""
+
+    source: str
+    target: str
+    latency_seconds: float
+    bits_per_second: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How the job went.
+
+    Attributes:
+        command: what was started.
+        seconds: how long it was waited for, if it did not end.
+        code: its exit code, if it ended.
+        words: the end of what it said.
+        ranks: how many found each other.
+        hosts: on how many hosts.
+        thread_level: that MPI gave.
+        pairs: measurements.
+    """
+
+    command: str
+    seconds: float | None = None
+    code: int | None = None
+    words: str = ""
+    ranks: int = 0
+    hosts: int = 0
+    thread_level: str = ""
+    pairs: tuple[Pair, ...] = ()
+
+
+def run(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> Trial:
+    """Local: start the job, and end it if it takes too long.
+
+    Args:
+        command: starts `python -m mpitrain.doctor.probe` on every host.
+        environ: its variables.
+        seconds: after which it is killed.
+    """
+    shown = " ".join(command[: command.index(sys.executable)]) if sys.executable in command else command[0]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=without_rank(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Trial(shown, code=127, words=str(error))
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        output = _end(process)
+        return Trial(shown, seconds=seconds, words=output)
+    return read(shown, process.returncode, output)
+
+
+def read(shown: str, code: int, output: str) -> Trial:
+    """A job that has ended, by its exit code and what it printed."""
+    lines = [line for line in output.splitlines() if line.startswith(probe.MARK)]
+    if not lines:
+        return Trial(shown, code=code, words=output)
+    told = json.loads(lines[-1][len(probe.MARK) :])
+    pairs = tuple(Pair(**pair) for pair in told["pairs"])
+    return Trial(shown, None, code, output, told["ranks"], told["hosts"], told["thread_level"], pairs)
+
+
+def check(trial: Trial, names: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Whether the job ran, threads, latency and bandwidth.
+
+    Args:
+        trial: how it went.
+        names: of the hosts it ran on.
+        facts: of the same hosts.
+    """
+    hosts = tuple(names)
+    if trial.seconds is not None or trial.code or not trial.ranks:
+        yield Finding("MPI job", hosts, "red", *_failed(trial, names))
+        return
+    where = f"{trial.ranks} ranks on {trial.hosts} {'host' if trial.hosts == 1 else 'hosts'} found each other"
+    yield Finding("MPI job", hosts, "green", where)
+    colour = THREAD_LEVELS.get(trial.thread_level, "red")
+    sentence = f"MPI gives the level {trial.thread_level}"
+    remedy = "" if colour == "green" else "an MPI that is built with threads (MPI_THREAD_MULTIPLE)"
+    yield Finding("threads", hosts, colour, sentence, remedy)  # type: ignore[arg-type]
+    if len(facts) > 1:
+        rate = link_rate(facts)
+        yield from (_speed(pair, rate) for pair in slowest(trial.pairs))
+
+
+def slowest(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """The pair with the least bandwidth: a ring is as fast as its slowest link."""
+    return (min(pairs, key=lambda pair: pair.bits_per_second),) if pairs else ()
+
+
+def link_rate(facts: Mapping[str, Facts]) -> float | None:
+    """Bits per second of the slowest host's fastest interface; None where one of them is not known."""
+    rates = []
+    for host in facts.values():
+        known = [interface.speed_mbit for interface in host.interfaces if interface.leads_out]
+        if not known or None in known:
+            return None
+        rates.append(max(speed for speed in known if speed is not None))
+    return min(rates) * 1e6
+
+
+def _speed(pair: Pair, rate: float | None) -> Finding:
+    latency = f"{pair.latency_seconds * 1e6:.0f} us"
+    sentence = f"slowest: {pair.source} to {pair.target}, {_bits(pair.bits_per_second)}, latency {latency}"
+    ends = (pair.source, pair.target)
+    if rate is not None:
+        sentence += f"; the link has {_bits(rate)}"
+    least = SLOW_BITS_PER_SECOND if rate is None else LEAST_SHARE * rate
+    if pair.bits_per_second < least:
+        remedy = f"look for other traffic and errors: ip -s link; without MPI: iperf3 -c {pair.target}"
+        return Finding("link", ends, "yellow", f"slow: {sentence}", remedy)
+    if pair.latency_seconds > SLOW_LATENCY_SECONDS:
+        remedy = f"hosts that are nearer to each other: ping -c 10 {pair.target}"
+        return Finding("link", ends, "yellow", f"far: {sentence}", remedy)
+    return Finding("link", ends, "green", sentence)
+
+
+def _bits(rate: float) -> str:
+    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
+
+
+def _failed(trial: Trial, names: Sequence[str]) -> tuple[str, str]:
+    progress = (probe.BEGUN, probe.STARTED)
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in trial.words.splitlines()]
+    said = [line for line in lines if line.strip("-*=") and not line.endswith(progress)]
+    words = f"; it said: {' / '.join(said[-3:])[-300:]}" if said else ""
+    if trial.seconds is None:
+        return f"the trial job failed with exit code {trial.code}{words}", f"see for yourself: {trial.command} hostname"
+    begun, started = ({line.partition(":")[0] for line in lines if line.endswith(what)} for what in progress)
+    if started:
+        late = [name for name in names if name not in started]
+        stage = "after MPI had started" + (
+            f" on {', '.join(sorted(started))}, but not on {', '.join(late)}" if late else ""
+        )
+    elif begun:
+        late = [name for name in names if name not in begun]
+        stage = "while MPI was starting" + (f" (not begun on {', '.join(late)})" if late else "")
+    else:
+        stage = "before any rank had begun: mpirun does not get through to its daemons"
+    sentence = f"the trial job hung {stage}, and was ended after {trial.seconds:.0f} s{words}"
+    return sentence, f"a firewall, or a wrong interface; see for yourself: {trial.command} hostname"
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """Local: first kindly, for the launcher to end what it has started on other hosts."""
+    for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=seconds)[0]
+    return ""
