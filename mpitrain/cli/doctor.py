@@ -9,18 +9,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from mpitrain.doctor.diagnosis import examine, this_host
-from mpitrain.doctor.finding import Finding, worst
+from mpitrain.doctor.diagnosis import examine
+from mpitrain.doctor.finding import WORST_FIRST, Finding, worst
 from mpitrain.errors import UsageError
+from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
-from mpitrain.runtime.hostfile import Host, parse
+from mpitrain.runtime.hostfile import Host, parse, read
+from mpitrain.runtime.threads import physical_cores
 
 NAMED_HOSTS = 4
 
@@ -30,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("doctor", prog="mpitrain doctor", description=__doc__)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-H", "--hosts", metavar="A:4,B:4", help="hosts and their slots; default: this host")
-    where.add_argument("--hostfile", type=Path, metavar="FILE", help="the same from a file, in any dialect")
+    where.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any dialect")
     parser.add_argument("-np", type=int, metavar="N", help="number of ranks; default: one for each slot")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
@@ -61,15 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if worst(findings) == "red" else 0
 
 
-def _hosts(arguments: argparse.Namespace) -> Sequence[Host]:
+def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+    """Local: those given, else those of the batch job, else this one with a slot for each core."""
     if arguments.hosts is not None:
         return parse(arguments.hosts, "-H")
-    if arguments.hostfile is None:
-        return (this_host(),)
-    try:
-        return parse(arguments.hostfile.read_text(), str(arguments.hostfile))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{arguments.hostfile} cannot be read: {error}") from error
+    if arguments.hostfile is not None:
+        return read(arguments.hostfile)
+    batch = allocation.find(os.environ)
+    return batch.hosts if batch else (Host("localhost", physical_cores()),)
 
 
 def _tell(what: str) -> None:
@@ -79,29 +75,28 @@ def _tell(what: str) -> None:
 
 def _print(findings: Sequence[Finding], names: Sequence[str], seconds: float) -> None:
     """A table on a terminal, else lines that grep can use."""
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    if console.is_terminal:
-        console.print(_table(findings, names))
+    if sys.stdout.isatty():
+        _print_table(findings, names)
     else:
         for one in findings:
             mend = f"; mend: {one.remedy}" if one.remedy else ""
             print(f"{one.colour:<6} {one.check:<14} {_where(one, names)}: {one.sentence}{mend}")
-    counts = ", ".join(
-        f"{sum(one.colour == colour for one in findings)} {colour}" for colour in ("red", "yellow", "green")
-    )
-    print(f"{counts}; {len(names)} {'host' if len(names) == 1 else 'hosts'}, {seconds:.1f} s")
+    counts = [f"{sum(one.colour == colour for one in findings)} {colour}" for colour in WORST_FIRST]
+    print(f"{', '.join(counts)}; {len(names)} {'host' if len(names) == 1 else 'hosts'}, {seconds:.1f} s")
 
 
-def _table(findings: Sequence[Finding], names: Sequence[str]) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
-    for title in ("", "check", "hosts", "found"):
-        table.add_column(title)
+def _print_table(findings: Sequence[Finding], names: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "check", "hosts", "found", show_edge=False, pad_edge=False)
     for one in findings:
         words = Text(one.sentence)
         if one.remedy:
             words.append(f"\nmend: {one.remedy}", style="bold")
         table.add_row(Text(one.colour, style=one.colour), one.check, Text(_where(one, names)), words)
-    return table
+    Console(highlight=False).print(table)
 
 
 def _where(finding: Finding, names: Sequence[str]) -> str:

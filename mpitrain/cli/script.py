@@ -16,17 +16,17 @@ from mpitrain.config import TrainConfig
 VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
 
 
-def position(arguments: Sequence[str]) -> int | None:
-    """Local: where in `arguments` the script, or `-m`, stands; None if there is none."""
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script."""
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or argument.endswith(".py"):
-            return index
+            return list(arguments[:index]), list(arguments[index:])
         if not argument.startswith("--"):
-            return None
+            break
         index += 2 if argument in VALUED else 1
-    return None
+    return list(arguments), []
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,6 +36,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--batch-size-is", choices=("rank", "global"), default="rank", help="of whom (default rank)")
     parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
+    parser.add_argument(
+        "--divide-loops", action="store_true", help="divide the tf.data batches of the script's own loops, too"
+    )
     parser.add_argument(
         "--as-horovod", action="store_true", help="a script that imports horovod: it finds mpitrain.horovod instead"
     )
@@ -51,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Collective: run the script on all ranks.
 
     Args:
-        arguments: with `script`, the list that begins with the script or `-m`.
+        arguments: with `rest`, the list that begins with the script or `-m`.
 
     Raises:
         AgreedError: on every rank, for what the user can mend.
@@ -67,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     from mpitrain.training import script
 
-    is_module = arguments.script[0] == "-m"
-    name, *rest = arguments.script[is_module:]
+    is_module = arguments.rest[0] == "-m"
+    name, *rest = arguments.rest[is_module:]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias
@@ -77,5 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
         return 0
-    script.run(world, wanted, Path(arguments.output).resolve(), arguments.batch_size_is == "global", arguments.dry_run)
+    division = script.Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
+    script.run(world, wanted, Path(arguments.output).resolve(), division)
     return 0

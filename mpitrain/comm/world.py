@@ -16,6 +16,7 @@ from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.together import together
 from mpitrain.errors import LauncherError, TooLateError
+from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -89,6 +90,7 @@ class World:
     def finish(self) -> None:
         """Collective: leave with all the others. Called at the end of the program."""
         self.leave()
+        report.tell("finished", self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -130,7 +132,9 @@ def init(
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
+    report.tell("begun")
     communicator, topology = _connect(environ)
+    report.tell("met", topology.rank)
     failures.install(communicator, topology)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

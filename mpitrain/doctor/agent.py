@@ -59,7 +59,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "launchers": launchers(),
         "gpus": graphics(),
         "cores": len(os.sched_getaffinity(0)),
-        "physical_cores": physical_cores(),
         "memory_bytes": memory_bytes(),
         "shared_memory_bytes": shared_memory_bytes(),
         "interfaces": interfaces(),
@@ -159,16 +158,6 @@ def tensorflow_build() -> dict[str, str]:
         if path.exists():
             return dict(re.findall(BUILD, read(str(path))))
     return {}
-
-
-def physical_cores() -> int:
-    """The cores this process may use, as MPI counts slots: without hyper-threads."""
-
-    def core(cpu: int) -> str:
-        folder = f"/sys/devices/system/cpu/cpu{cpu}/topology/"
-        return (read(folder + "physical_package_id") + " " + read(folder + "core_id")).strip() or str(cpu)
-
-    return len({core(cpu) for cpu in os.sched_getaffinity(0)})
 
 
 def memory_bytes() -> int:

@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 from mpitrain.doctor import agent
 from mpitrain.doctor.facts import Clock
 from mpitrain.doctor.ssh_faults import Unanswered
+from mpitrain.launch.request import FORWARDED, forwarded
 from mpitrain.launch.ssh import Ssh
 
 CLOCK_EXCHANGES = 7
 CLOCK_SECONDS = 5.0
-# Of these the Python there needs to find the same as the Python here.
-FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 Result = TypeVar("Result")
 
 
@@ -143,7 +142,9 @@ def start(host: str | None, ssh: Ssh, environ: Mapping[str, str]) -> Agent:
         'cd "$1" 2>/dev/null; python=$2; code=$3; shift 3; [ -x "$python" ] || python=python3; '
         'exec env "$@" "$python" -c "$code"'
     )
-    variables = [f"{name}={environ[name]}" for name in FORWARDED if name in environ]
+    # What ranks are given. PATH is that of the host, for what it would find.
+    given = forwarded(environ, (), FORWARDED).items()
+    variables = [f"{name}={value}" for name, value in given if name != "PATH"]
     words = ["sh", "-c", script, "sh", str(Path.cwd()), sys.executable, code, *variables]
     return Agent(ssh.command(host, words), source)
 

@@ -13,13 +13,15 @@ from pathlib import Path
 from mpitrain.doctor import facts as facts_
 from mpitrain.doctor import job as job_
 from mpitrain.doctor import machine, network, software, ssh_faults, trial
-from mpitrain.doctor.agent import physical_cores
 from mpitrain.doctor.connection import Agent, all_at_once, start
 from mpitrain.doctor.facts import Clock, Facts
 from mpitrain.doctor.finding import Finding, merged
 from mpitrain.doctor.job import Job
 from mpitrain.doctor.ssh_faults import Unanswered
+from mpitrain.launch.agent import Agent as SshProgram
+from mpitrain.launch.commands import build
 from mpitrain.launch.dialect import ASK_LIBRARY, Mpi
+from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
 from mpitrain.runtime.hostfile import Host
 
@@ -32,7 +34,6 @@ CONNECT_ALL_SECONDS = 8.0
 TRIAL_SECONDS = 20.0
 # With one of these red, a trial job would only say the same in worse words, later.
 NEEDED = ("ssh", "Python", "numpy", "mpi4py", "mpitrain", "MPI", "user", "network", "firewall", "interfaces")
-# What MPI and its daemons need from the environment of who starts them.
 Tell = Callable[[str], None]
 
 
@@ -62,11 +63,6 @@ class _Round:
 
     def close(self) -> None:
         all_at_once({str(number): agent.close for number, agent in enumerate(self.agents)}, 5)
-
-
-def this_host() -> Host:
-    """Local: this machine, as the only host of a job."""
-    return Host("localhost", physical_cores())
 
 
 def examine(hosts: Sequence[Host], ranks: int | None, environ: Mapping[str, str], tell: Tell) -> tuple[Finding, ...]:
@@ -100,7 +96,7 @@ def is_here(name: str, own: Facts) -> bool:
 
 def _all(round_: _Round, job: Job) -> Iterator[Finding]:
     names = [host.name for host in job.hosts]
-    round_.tell(f"asking {len(names)} {'host' if len(names) == 1 else 'hosts'} (at most {ASK_SECONDS:.0f} s)")
+    round_.tell(f"asking {len(names)} {_hosts(names)} (at most {ASK_SECONDS:.0f} s)")
     own = round_.visit(None)
     visits, failures, here = _visits(round_, names, own)
     yield from failures
@@ -118,7 +114,7 @@ def _all(round_: _Round, job: Job) -> Iterator[Finding]:
         round_.tell(f"trying connections between {len(facts)} hosts (at most {WAY_SECONDS:.0f} s)")
         found += _ways(round_, visits, mpi)
     yield from found
-    yield from _trial(round_, job, facts, mpi, [*failures, *found])
+    yield from _trial(round_, job, facts, here, [*failures, *found])
 
 
 def _visits(round_: _Round, names: Sequence[str], own: Visit) -> tuple[dict[str, Visit], list[Finding], str]:
@@ -180,25 +176,35 @@ def _try(
 
 
 def _trial(
-    round_: _Round, job: Job, facts: Mapping[str, Facts], mpi: Mpi | None, found: Sequence[Finding]
+    round_: _Round, job: Job, facts: Mapping[str, Facts], here: str, found: Sequence[Finding]
 ) -> Iterator[Finding]:
+    mpi = _mpi(facts[here])
     names = tuple(host.name for host in job.hosts)
     red = dict.fromkeys(finding.check for finding in found if finding.colour == "red" and finding.check in NEEDED)
     if red or mpi is None:
         yield Finding("MPI job", names, "yellow", f"not tried: first mend {', '.join(red) or 'MPI'}")
         return
-    round_.tell(f"starting a small MPI job on {len(names)} hosts (at most {TRIAL_SECONDS:.0f} s)")
-    launcher = next(host.own_launcher for host in facts.values())
+    round_.tell(f"starting a small MPI job on {len(names)} {_hosts(names)} (at most {TRIAL_SECONDS:.0f} s)")
+    launcher = facts[here].own_launcher
     assert launcher is not None  # else there is no mpi
-    command = _command(launcher.path, mpi, names)
-    outcome = trial.run(command, round_.environ, TRIAL_SECONDS)
-    yield from trial.check(outcome, names, {name: facts[name] for name in names})
+    yield from trial.check(_try_job(round_, job, mpi, launcher.path), names, {name: facts[name] for name in names})
 
 
-def _command(mpirun: str, mpi: Mpi, names: Sequence[str]) -> list[str]:
-    ranks = str(max(2, len(names)))
-    words = ["-m", "mpitrain.doctor.probe"]
-    if mpi.is_open_mpi:
-        where = ["--host", ",".join(f"{name}:2" for name in names), "--map-by", "node:OVERSUBSCRIBE"]
-        return [mpirun, *where, "-x", "PYTHONPATH", "-np", ranks, sys.executable, *words]
-    return [mpirun, "-hosts", ",".join(names), "-ppn", "1", "-np", ranks, sys.executable, *words]
+def _try_job(round_: _Round, job: Job, mpi: Mpi, mpirun: str) -> trial.Trial:
+    """One rank on each host, two on a single one, started as `mpitrain run` would."""
+    hosts = tuple(job.hosts)
+    request = Request(
+        (sys.executable, "-m", "mpitrain.doctor.probe"),
+        max(2, len(hosts)),
+        hosts,
+        map_by="node",
+        oversubscribe=len(hosts) == 1,
+        environment=forwarded(round_.environ, ()),
+    )
+    with SshProgram(round_.ssh) as program:
+        command = build(request, mpi, mpirun, str(program.path))
+        return trial.run(command.argv, command.environ(round_.environ), TRIAL_SECONDS)
+
+
+def _hosts(names: Sequence[str]) -> str:
+    return "host" if len(names) == 1 else "hosts"

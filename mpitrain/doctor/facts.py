@@ -131,7 +131,6 @@ class Facts:
         launchers: each mpirun, the first in PATH first.
         graphics: GPUs.
         cores: that may be used.
-        physical_cores: the same without hyper-threads.
         memory_bytes: that may still be taken.
         shared_memory_bytes: size of /dev/shm.
         interfaces: network interfaces.
@@ -149,7 +148,6 @@ class Facts:
     launchers: tuple[Launcher, ...]
     graphics: Graphics
     cores: int
-    physical_cores: int
     memory_bytes: int
     shared_memory_bytes: int
     interfaces: tuple[Interface, ...]
@@ -188,7 +186,6 @@ def read(told: Mapping[str, Any]) -> Facts:
         launchers=tuple(Launcher(**launcher) for launcher in told["launchers"]),
         graphics=Graphics(**graphics),
         cores=told["cores"],
-        physical_cores=told["physical_cores"],
         memory_bytes=told["memory_bytes"],
         shared_memory_bytes=told["shared_memory_bytes"],
         interfaces=tuple(Interface(**interface) for interface in told["interfaces"]),

@@ -31,11 +31,13 @@ class Finding:
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The same thing found on several hosts is one finding."""
+    """The same thing found on several hosts is one finding; findings of one check stand together."""
     hosts: dict[Finding, dict[str, None]] = {}
     for finding in findings:
         hosts.setdefault(replace(finding, hosts=()), {}).update(dict.fromkeys(finding.hosts))
-    return tuple(replace(finding, hosts=tuple(names)) for finding, names in hosts.items())
+    order = list(dict.fromkeys(finding.check for finding in hosts))
+    found = [replace(finding, hosts=tuple(names)) for finding, names in hosts.items()]
+    return tuple(sorted(found, key=lambda finding: order.index(finding.check)))
 
 
 def worst(findings: Sequence[Finding]) -> Colour:

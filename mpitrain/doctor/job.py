@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.finding import Finding
+from mpitrain.launch.commands import shares
 from mpitrain.launch.dialect import Mpi
 from mpitrain.runtime.hostfile import Host
 
@@ -41,14 +42,9 @@ class Job:
 
     @property
     def ranks_on(self) -> dict[str, int]:
-        """How many ranks each host gets: slots are filled in order, and what is left over goes round."""
-        found, left = {}, self.ranks
-        for host in self.hosts:
-            found[host.name] = min(host.slots, left)
-            left -= found[host.name]
-        for position in range(left):
-            found[self.hosts[position % len(self.hosts)].name] += 1
-        return found
+        """How many ranks each host gets."""
+        filled = {host.name: count for host, count in shares(self.ranks, self.hosts)}
+        return {host.name: filled.get(host.name, 0) for host in self.hosts}
 
 
 def check(job: Job, mpi: Mpi | None, facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -77,7 +73,8 @@ def _root(job: Job, open_mpi: bool, facts: Mapping[str, Facts]) -> Iterator[Find
         yield Finding("user", tuple(facts), "green", "ranks do not run as root")
     elif open_mpi and lacking:
         sentence = "you are root, and Open MPI's mpirun refuses to start anything as root"
-        yield Finding("user", names, "red", sentence, f"export {' '.join(f'{name}=1' for name in lacking)}")
+        words = f"mpitrain run --allow-run-as-root; by hand: export {' '.join(f'{name}=1' for name in lacking)}"
+        yield Finding("user", names, "red", sentence, words)
     else:
         how = "Open MPI is told to allow it" if open_mpi else "this MPI does not mind"
         yield Finding("user", names, "green", f"ranks run as root: {how}")
@@ -95,12 +92,14 @@ def _slots(job: Job, open_mpi: bool) -> Iterator[Finding]:
         yield Finding("slots", names, "green", f"{job.ranks} ranks, {job.slots} slots")
         return
     sentence = f"{job.ranks} ranks, but only {job.slots} slots"
-    remedy = f"-np {job.slots}, or more slots in the list of hosts"
-    if open_mpi and not job.may_crowd:
-        remedy += "; to share cores on purpose: mpirun --map-by :OVERSUBSCRIBE"
-        yield Finding("slots", names, "red", f"{sentence}: Open MPI refuses to start", remedy)
-    else:
-        yield Finding("slots", names, "yellow", f"{sentence}: ranks share cores", remedy)
+    remedy = (
+        f"-np {job.slots}, or more slots in the list of hosts; to share cores on purpose: mpitrain run --oversubscribe"
+    )
+    if open_mpi and job.may_crowd:
+        yield Finding("slots", names, "yellow", f"{sentence}: ranks share cores, as Open MPI is told", remedy)
+        return
+    remedy += ", by hand: mpirun --map-by :OVERSUBSCRIBE" if open_mpi else ""
+    yield Finding("slots", names, "red", f"{sentence}: the job would not be started", remedy)
 
 
 def _cores(name: str, ranks: int, cores: int) -> Finding:

@@ -246,7 +246,7 @@ def _choice(networks: Sequence[IPv4Network], facts: Mapping[str, Facts], mpi: Mp
         daemons = "I_MPI_HYDRA_IFACE" if mpi is not None and mpi.kind == INTEL_MPI else "HYDRA_IFACE"
         variables = [*HYDRA_RANKS_VARIABLES, daemons]
     words = " ".join(f"{variable}={chosen}" for variable in variables)
-    return f"mpitrain run --network-interfaces {chosen}; by hand: export {words}"
+    return f"export {words}, or: mpitrain run --network-interfaces {chosen}"
 
 
 def _leading_out(host: Facts) -> list[Interface]:

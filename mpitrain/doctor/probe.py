@@ -13,11 +13,10 @@ import numpy as np
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.mpi import MpiCommunicator
+from mpitrain.doctor.trial import BEGUN, MARK, STARTED
 from mpitrain.runtime import launcher
 from mpitrain.runtime.topology import Topology
 
-MARK = "mpitrain probe: "
-BEGUN, STARTED = "the program has begun", "MPI has started"
 LONGEST_SECONDS = 60  # a rank whose launcher is gone ends by itself
 PAIRS_SECONDS = 6.0  # for all pairs together
 LONGEST_PAIR_SECONDS = 0.6

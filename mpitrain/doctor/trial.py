@@ -7,15 +7,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mpitrain.doctor import probe
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.finding import Finding
 from mpitrain.launch.dialect import without_rank
 
+# What the program of the job, `probe`, prints: results on rank 0, and on each how far it has come.
+MARK = "mpitrain probe: "
+BEGUN, STARTED = "the program has begun", "MPI has started"
 # Of its rate a link should give this much; MPI over TCP on an idle network gives nine tenths.
 LEAST_SHARE = 0.5
 SLOW_BITS_PER_SECOND = 100e6  # where the rate is not known
@@ -39,7 +40,6 @@ class Trial:
     """How the job went.
 
     Attributes:
-        command: what was started.
         seconds: how long it was waited for, if it did not end.
         code: its exit code, if it ended.
         words: the end of what it said.
@@ -49,7 +49,6 @@ class Trial:
         pairs: measurements.
     """
 
-    command: str
     seconds: float | None = None
     code: int | None = None
     words: str = ""
@@ -67,7 +66,6 @@ def run(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> T
         environ: its variables.
         seconds: after which it is killed.
     """
-    shown = " ".join(command[: command.index(sys.executable)]) if sys.executable in command else command[0]
     try:
         process = subprocess.Popen(
             command,
@@ -80,23 +78,23 @@ def run(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> T
             start_new_session=True,
         )
     except OSError as error:
-        return Trial(shown, code=127, words=str(error))
+        return Trial(code=127, words=str(error))
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         output = _end(process)
-        return Trial(shown, seconds=seconds, words=output)
-    return read(shown, process.returncode, output)
+        return Trial(seconds=seconds, words=output)
+    return read(process.returncode, output)
 
 
-def read(shown: str, code: int, output: str) -> Trial:
+def read(code: int, output: str) -> Trial:
     """A job that has ended, by its exit code and what it printed."""
-    lines = [line for line in output.splitlines() if line.startswith(probe.MARK)]
+    lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if not lines:
-        return Trial(shown, code=code, words=output)
-    told = json.loads(lines[-1][len(probe.MARK) :])
+        return Trial(code=code, words=output)
+    told = json.loads(lines[-1][len(MARK) :])
     pairs = tuple(Pair(**pair) for pair in told["pairs"])
-    return Trial(shown, None, code, output, told["ranks"], told["hosts"], told["thread_level"], pairs)
+    return Trial(None, code, output, told["ranks"], told["hosts"], told["thread_level"], pairs)
 
 
 def check(trial: Trial, names: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -159,12 +157,14 @@ def _bits(rate: float) -> str:
 
 
 def _failed(trial: Trial, names: Sequence[str]) -> tuple[str, str]:
-    progress = (probe.BEGUN, probe.STARTED)
+    progress = (BEGUN, STARTED)
     lines = ["".join(filter(str.isprintable, line)).strip() for line in trial.words.splitlines()]
     said = [line for line in lines if line.strip("-*=") and not line.endswith(progress)]
     words = f"; it said: {' / '.join(said[-3:])[-300:]}" if said else ""
+    listed = ["-H", ",".join(f"{name}:1" for name in names), "--map-by", "node"] if len(names) > 1 else []
+    remedy = f"see for yourself: {' '.join(['mpitrain run -np', str(max(2, len(names))), *listed, 'hostname'])}"
     if trial.seconds is None:
-        return f"the trial job failed with exit code {trial.code}{words}", f"see for yourself: {trial.command} hostname"
+        return f"the trial job failed with exit code {trial.code}{words}", remedy
     begun, started = ({line.partition(":")[0] for line in lines if line.endswith(what)} for what in progress)
     if started:
         late = [name for name in names if name not in started]
@@ -177,7 +177,7 @@ def _failed(trial: Trial, names: Sequence[str]) -> tuple[str, str]:
     else:
         stage = "before any rank had begun: mpirun does not get through to its daemons"
     sentence = f"the trial job hung {stage}, and was ended after {trial.seconds:.0f} s{words}"
-    return sentence, f"a firewall, or a wrong interface; see for yourself: {trial.command} hostname"
+    return sentence, f"a firewall, or a wrong interface; {remedy}"
 
 
 def _end(process: subprocess.Popen[str]) -> str:

@@ -39,7 +39,6 @@ def host(number: int = 0, **changes: Any) -> Facts:
         launchers=(MPIRUN,),
         graphics=Graphics(),
         cores=8,
-        physical_cores=4,
         memory_bytes=64 * GIB,
         shared_memory_bytes=32 * GIB,
         interfaces=(LOOPBACK, interface("eth0", f"10.0.0.{number + 1}")),

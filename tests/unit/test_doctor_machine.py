@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_job_as_it_should_be() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "mpi", "environ", "colour"),
-    [(5, OPEN_MPI_5, {}, "red"), (5, OPEN_MPI_5, CROWD, "yellow"), (5, MPICH_5, {}, "yellow")],
+    [(5, OPEN_MPI_5, {}, "red"), (5, OPEN_MPI_5, CROWD, "yellow"), (5, MPICH_5, {}, "red")],
 )
 def test_more_ranks_than_slots(ranks: int, mpi: Mpi, environ: dict[str, str], colour: str) -> None:
     (found,) = job_findings(ranks, mpi, environ)
@@ -160,11 +161,11 @@ def test_gpus(graphics: Graphics, colour: str, sentence: str, remedy: str) -> No
 
 
 def test_the_same_on_several_hosts_is_one_line() -> None:
-    lines = [
+    fine, wrong, other = (
         Finding("a", ("x",), "green", "fine"),
         Finding("a", ("y",), "red", "no"),
-        Finding("a", ("z",), "green", "fine"),
-    ]
-    assert merged(lines) == (Finding("a", ("x", "z"), "green", "fine"), Finding("a", ("y",), "red", "no"))
-    assert worst(lines) == "red"
-    assert worst(lines[:1]) == worst([]) == "green"
+        Finding("b", (), "green", ""),
+    )
+    assert merged([fine, other, wrong, replace(fine, hosts=("z",))]) == (replace(fine, hosts=("x", "z")), wrong, other)
+    assert worst([fine, wrong, fine]) == "red"
+    assert worst([fine]) == worst([]) == "green"

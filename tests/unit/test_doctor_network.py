@@ -84,9 +84,18 @@ def test_sshd_on_another_port_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("mpi", "remedy"),
     [
-        (OPEN_MPI_5, "--network-interfaces 10.0.0.0/24; by hand: export OMPI_MCA_btl_tcp_if_include=10.0.0.0/24 PRTE_"),
-        (OPEN_MPI_4, "by hand: export OMPI_MCA_btl_tcp_if_include=10.0.0.0/24"),
-        (MPICH_5, "--network-interfaces eth0; by hand: export UCX_NET_DEVICES=eth0 FI_TCP_IFACE=eth0 HYDRA_IFACE=eth0"),
+        (
+            OPEN_MPI_5,
+            "export OMPI_MCA_btl_tcp_if_include=10.0.0.0/24 PRTE_MCA_prte_if_include=10.0.0.0/24, or: mpitrain run",
+        ),
+        (
+            OPEN_MPI_4,
+            "export OMPI_MCA_btl_tcp_if_include=10.0.0.0/24, or: mpitrain run --network-interfaces 10.0.0.0/24",
+        ),
+        (
+            MPICH_5,
+            "export UCX_NET_DEVICES=eth0 FI_TCP_IFACE=eth0 HYDRA_IFACE=eth0, or: mpitrain run --network-interface",
+        ),
         (INTEL_2021, "I_MPI_HYDRA_IFACE=eth0"),
     ],
 )

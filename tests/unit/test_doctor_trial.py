@@ -12,12 +12,12 @@ import pytest
 
 from mpitrain.comm.simulated import run as run_ranks
 from mpitrain.doctor import probe
-from mpitrain.doctor.trial import Pair, Trial, check, link_rate, read, run
+from mpitrain.doctor.trial import BEGUN, MARK, STARTED, Pair, Trial, check, link_rate, read, run
 from tests.unit.doctor_hosts import host, hosts, interface
 
 NAMES = ("node0", "node1")
 PAIR = Pair("node0", "node1", 50e-6, 940e6)
-GOOD = Trial("mpirun", code=0, ranks=2, hosts=2, thread_level="multiple", pairs=(PAIR,))
+GOOD = Trial(code=0, ranks=2, hosts=2, thread_level="multiple", pairs=(PAIR,))
 
 
 @pytest.mark.parametrize(("size", "pairs"), [(2, ["ab"]), (3, ["ab", "bc", "ca"])])
@@ -31,9 +31,9 @@ def test_each_rank_is_measured_against_the_next(size: int, pairs: list[str], mon
 
 def test_what_a_job_prints_is_read() -> None:
     told = {"library": "x", "thread_level": "multiple", "ranks": 2, "hosts": 2, "pairs": [vars(PAIR)]}
-    output = f"node0: {probe.BEGUN}\n{probe.MARK}{json.dumps(told)}\nbye\n"
-    assert read("mpirun", 0, output) == replace(GOOD, words=output)
-    assert read("mpirun", 1, "sorry\n") == Trial("mpirun", code=1, words="sorry\n")
+    output = f"node0: {BEGUN}\n{MARK}{json.dumps(told)}\nbye\n"
+    assert read(0, output) == replace(GOOD, words=output)
+    assert read(1, "sorry\n") == Trial(code=1, words="sorry\n")
 
 
 def test_a_job_that_hangs_is_ended_with_what_it_started() -> None:
@@ -66,19 +66,19 @@ def test_a_job_as_it_should_be() -> None:
             {"seconds": 20.0, "words": "x\0y"},
             "rank had begun: mpirun does not get through to its daemons, and was ended after 20 s; it said: xy",
         ),
-        ({"seconds": 20.0, "words": f"node1: {probe.BEGUN}"}, "while MPI was starting (not begun on node0), and"),
+        ({"seconds": 20.0, "words": f"node1: {BEGUN}"}, "while MPI was starting (not begun on node0), and"),
         (
-            {"seconds": 20.0, "words": f"node0: {probe.BEGUN}\nnode1: {probe.BEGUN}\nnode0: {probe.STARTED}"},
+            {"seconds": 20.0, "words": f"node0: {BEGUN}\nnode1: {BEGUN}\nnode0: {STARTED}"},
             "after MPI had started on node0, but not on node1, and",
         ),
-        ({"seconds": 20.0, "words": f"node0: {probe.STARTED}\nnode1: {probe.STARTED}"}, "after MPI had started, and"),
+        ({"seconds": 20.0, "words": f"node0: {STARTED}\nnode1: {STARTED}"}, "after MPI had started, and"),
     ],
 )
 def test_a_job_that_went_wrong(changes: dict[str, Any], sentence: str) -> None:
     (found,) = check(replace(GOOD, **changes), NAMES, hosts(2))
     assert (found.check, found.colour) == ("MPI job", "red")
     assert sentence in found.sentence
-    assert "mpirun hostname" in found.remedy
+    assert "mpitrain run -np 2 -H node0:1,node1:1 --map-by node hostname" in found.remedy
 
 
 @pytest.mark.parametrize(
