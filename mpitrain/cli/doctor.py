@@ -13,6 +13,7 @@ from typing import Any
 
 from mpitrain.doctor.diagnosis import examine
 from mpitrain.doctor.finding import WORST_FIRST, Finding, worst
+from mpitrain.doctor.job import Job
 from mpitrain.errors import UsageError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"-np {arguments.np}: a job has one rank or more")
     hosts = _hosts(arguments)
     began = time.monotonic()
-    findings = examine(hosts, arguments.np, os.environ, _tell)
+    job = Job(hosts, arguments.np or sum(host.slots for host in hosts), os.environ)
+    findings = examine(job, _tell)
     seconds = time.monotonic() - began
     if arguments.json:
         told = {"colour": worst(findings), "seconds": round(seconds, 1), "findings": [asdict(one) for one in findings]}

@@ -38,6 +38,8 @@ PACKAGES = (
     "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "rich", "scikit-learn",
 )  # fmt: skip
 BUILD = r"['\"](\w+)['\"]\s*[:,]\s*['\"]?([\w.]+)"  # of a dictionary, or of a list of pairs
+STREAM_BYTES = 1 << 18
+STREAM_SECONDS = 5.0  # after which a stream that does not move is given up
 GPU_FIELDS = "name,driver_version,memory.total"
 SIOCGIFADDR, SIOCGIFNETMASK, SIOCGIFFLAGS = 0x8915, 0x891B, 0x8913
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
@@ -256,11 +258,42 @@ def answer(server: socket.socket, token: bytes) -> None:
     """Give the token to each who connects, for ever."""
     while True:
         connection, _ = server.accept()
-        with connection:
-            try:
-                connection.sendall(token)
-            except OSError:
-                continue
+        threading.Thread(target=receive, args=(connection, token), daemon=True).start()
+
+
+def receive(connection: socket.socket, token: bytes) -> None:
+    """Give the token, take what comes until the other side has sent all, and say so with one byte."""
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(STREAM_SECONDS)
+        connection.sendall(token)
+        space = bytearray(STREAM_BYTES)
+        while connection.recv_into(space):
+            pass
+        connection.sendall(b".")
+
+
+def stream(request: dict[str, Any]) -> dict[str, Any]:
+    """Send as fast as TCP does.
+
+    Args:
+        request: `address` and `port` of a listener, the length of its token as `token_bytes`, and `send_seconds`.
+
+    Returns:
+        `bits_per_second`; None if the way broke.
+    """
+    block, sent = bytes(STREAM_BYTES), 0
+    try:
+        with socket.create_connection((request["address"], request["port"]), STREAM_SECONDS) as connection:
+            connection.recv(request["token_bytes"], socket.MSG_WAITALL)
+            start = time.perf_counter()
+            while time.perf_counter() < start + request["send_seconds"]:
+                sent += connection.send(block)
+            connection.shutdown(socket.SHUT_WR)
+            arrived = connection.recv(1)
+            seconds = time.perf_counter() - start
+    except OSError:
+        arrived = b""
+    return {"bits_per_second": 8 * sent / seconds if arrived else None}
 
 
 def connect(request: dict[str, Any]) -> dict[str, Any]:
@@ -326,6 +359,7 @@ REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "clock": clock,
     "listen": listen,
     "connect": connect,
+    "stream": stream,
 }
 
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ class Agent:
     def __init__(self, command: Sequence[str], source: bytes) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         self._pending = b""
+        self._turn = threading.Lock()
         try:
             # Without a terminal nothing can ask the user anything.
             self._process = subprocess.Popen(
@@ -58,10 +59,11 @@ class Agent:
         Raises:
             Unanswered: the agent is not there any more, or took longer than `seconds`.
         """
-        self._send(json.dumps({"do": do, **arguments}).encode() + b"\n")
         end, line = time.monotonic() + seconds, b""
-        while not line.startswith(agent.MARK):  # what else comes was printed by a file such as ~/.bashrc
-            line = self._line(end, seconds)
+        with self._turn:
+            self._send(json.dumps({"do": do, **arguments}).encode() + b"\n")
+            while not line.startswith(agent.MARK):  # what else comes was printed by a file such as ~/.bashrc
+                line = self._line(end, seconds)
         answer: dict[str, Any] = json.loads(line[len(agent.MARK) :])
         return answer
 
@@ -81,7 +83,7 @@ class Agent:
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
-            self._process.wait(2)
+            self._process.wait(1)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -149,28 +151,29 @@ def start(host: str | None, ssh: Ssh, environ: Mapping[str, str]) -> Agent:
     return Agent(ssh.command(host, words), source)
 
 
-def all_at_once(tasks: Mapping[str, Callable[[], Result]], seconds: float) -> dict[str, Result | Unanswered]:
-    """Local: run every task in a thread of its own.
+def all_at_once(task: Callable[[str], Result], names: Iterable[str], seconds: float) -> dict[str, Result | Unanswered]:
+    """Local: the task for every name, each in a thread of its own.
 
     Args:
-        tasks: by host.
-        seconds: after which a task that has not ended is left alone (a name server may take minutes).
+        task: what to do.
+        names: of hosts.
+        seconds: after which what has not ended is left alone (a name server may take minutes).
 
     Returns:
-        By host, its result, or that it did not answer.
+        By name, the result, or that it did not answer.
     """
     results: dict[str, Result | Unanswered] = {}
     end = time.monotonic() + seconds
 
-    def run(name: str, task: Callable[[], Result]) -> None:
+    def run(name: str) -> None:
         try:
-            results[name] = task()
+            results[name] = task(name)
         except Unanswered as failure:
             results[name] = failure
 
-    threads = [threading.Thread(target=run, args=task, daemon=True) for task in tasks.items()]
-    for thread in threads:
+    threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in names}
+    for thread in threads.values():
         thread.start()
-    for thread in threads:
+    for thread in threads.values():
         thread.join(max(0.0, end - time.monotonic()))
-    return {name: results.get(name, Unanswered("", seconds)) for name in tasks}
+    return {name: results.get(name, Unanswered("", seconds)) for name in threads}

@@ -19,7 +19,9 @@ MARK = "mpitrain probe: "
 BEGUN, STARTED = "the program has begun", "MPI has started"
 # Of its rate a link should give this much; MPI over TCP on an idle network gives nine tenths.
 LEAST_SHARE = 0.5
-SLOW_BITS_PER_SECOND = 100e6  # where the rate is not known
+# Where TCP is faster than this, cores are what limits MPI.
+FAST_BITS_PER_SECOND = 1e9
+SLOW_BITS_PER_SECOND = 100e6
 SLOW_LATENCY_SECONDS = 5e-3
 # The exchange runs in TensorFlow's threads while the main thread goes on.
 THREAD_LEVELS = {"multiple": "green", "serialized": "yellow"}
@@ -97,13 +99,12 @@ def read(code: int, output: str) -> Trial:
     return Trial(None, code, output, told["ranks"], told["hosts"], told["thread_level"], pairs)
 
 
-def check(trial: Trial, names: Sequence[str], facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Whether the job ran, threads, latency and bandwidth.
+def check(trial: Trial, names: Sequence[str]) -> Iterator[Finding]:
+    """Whether the job ran, and the level of threads.
 
     Args:
         trial: how it went.
         names: of the hosts it ran on.
-        facts: of the same hosts.
     """
     hosts = tuple(names)
     if trial.seconds is not None or trial.code or not trial.ranks:
@@ -115,14 +116,11 @@ def check(trial: Trial, names: Sequence[str], facts: Mapping[str, Facts]) -> Ite
     sentence = f"MPI gives the level {trial.thread_level}"
     remedy = "" if colour == "green" else "an MPI that is built with threads (MPI_THREAD_MULTIPLE)"
     yield Finding("threads", hosts, colour, sentence, remedy)  # type: ignore[arg-type]
-    if len(facts) > 1:
-        rate = link_rate(facts)
-        yield from (_speed(pair, rate) for pair in slowest(trial.pairs))
 
 
-def slowest(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+def slowest(trial: Trial) -> Pair | None:
     """The pair with the least bandwidth: a ring is as fast as its slowest link."""
-    return (min(pairs, key=lambda pair: pair.bits_per_second),) if pairs else ()
+    return min(trial.pairs, key=lambda pair: pair.bits_per_second, default=None)
 
 
 def link_rate(facts: Mapping[str, Facts]) -> float | None:
@@ -136,14 +134,23 @@ def link_rate(facts: Mapping[str, Facts]) -> float | None:
     return min(rates) * 1e6
 
 
-def _speed(pair: Pair, rate: float | None) -> Finding:
+def check_link(pair: Pair, rate: float | None, tcp: float | None) -> Finding:
+    """What MPI gets, against what the link should give.
+
+    Args:
+        pair: measured by MPI.
+        rate: bits per second by the hosts' interfaces, where these are known.
+        tcp: bits per second that TCP alone gets on the same way, where that was measured.
+    """
     latency = f"{pair.latency_seconds * 1e6:.0f} us"
     sentence = f"slowest: {pair.source} to {pair.target}, {_bits(pair.bits_per_second)}, latency {latency}"
+    sentence += f"; the link has {_bits(rate)}" if rate is not None else ""
+    sentence += f"; TCP alone gets {_bits(tcp)}" if tcp is not None else ""
     ends = (pair.source, pair.target)
-    if rate is not None:
-        sentence += f"; the link has {_bits(rate)}"
-    least = SLOW_BITS_PER_SECOND if rate is None else LEAST_SHARE * rate
-    if pair.bits_per_second < least:
+    least = [SLOW_BITS_PER_SECOND]
+    least += [LEAST_SHARE * rate] if rate is not None else []
+    least += [LEAST_SHARE * min(tcp, FAST_BITS_PER_SECOND)] if tcp is not None else []
+    if pair.bits_per_second < max(least):
         remedy = f"look for other traffic and errors: ip -s link; without MPI: iperf3 -c {pair.target}"
         return Finding("link", ends, "yellow", f"slow: {sentence}", remedy)
     if pair.latency_seconds > SLOW_LATENCY_SECONDS:

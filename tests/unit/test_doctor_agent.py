@@ -19,7 +19,6 @@ from mpitrain.doctor.diagnosis import is_here
 from mpitrain.doctor.facts import read
 from mpitrain.doctor.ssh_faults import Unanswered
 from mpitrain.launch.ssh import Ssh
-from tests.unit.doctor_hosts import host
 
 SECONDS = 60.0
 
@@ -163,24 +162,39 @@ def test_the_command_for_another_host_starts_the_same_agent(tmp_path: Path) -> N
 
 
 def test_tasks_run_together_and_are_left_behind_when_late() -> None:
-    def fail() -> int:
-        raise Unanswered("gone")
-
-    def sleep() -> int:
-        time.sleep(60)
-        return 2
+    def task(name: str) -> str:
+        if name == "bad":
+            raise Unanswered("gone")
+        if name == "late":
+            time.sleep(60)
+        return name.upper()
 
     began = time.monotonic()
-    results = all_at_once({"good": lambda: 1, "bad": fail, "late": sleep}, 0.5)
+    results = all_at_once(task, ("good", "bad", "late"), 0.5)
     assert time.monotonic() - began < 30
-    assert results == {"good": 1, "bad": Unanswered("gone"), "late": Unanswered("", 0.5)}
+    assert results == {"good": "GOOD", "bad": Unanswered("gone"), "late": Unanswered("", 0.5)}
 
 
-def test_names_of_this_machine() -> None:
-    own = host(3, name="node3.site")
-    assert [is_here(name, own) for name in ("localhost", "node3", "node3.site", "node4.invalid")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("localhost", True),
+        ("node3", True),
+        ("node3.site", True),
+        ("127.0.0.1", True),
+        ("10.9.9.9", False),
+        ("x.invalid", False),
+    ],
+)
+def test_names_of_this_machine(name: str, expected: bool) -> None:
+    assert is_here(name, "node3.site", {"127.0.0.1", "10.0.0.3"}) == expected
+
+
+def test_a_stream_between_agents(agent: Agent) -> None:
+    other = start(None, Ssh(), {})
+    (port,) = agent.ask("listen", SECONDS, token="secret", ranges=[(0, 0)])["ports"]
+    target = {"address": "127.0.0.1", "port": port, "token_bytes": 6}
+    assert other.ask("stream", SECONDS, **target, send_seconds=0.05)["bits_per_second"] > 0
+    agent.close()
+    assert other.ask("stream", SECONDS, **target, send_seconds=0.05) == {"bits_per_second": None}
+    other.close()

@@ -12,8 +12,8 @@ import pytest
 
 from mpitrain.comm.simulated import run as run_ranks
 from mpitrain.doctor import probe
-from mpitrain.doctor.trial import BEGUN, MARK, STARTED, Pair, Trial, check, link_rate, read, run
-from tests.unit.doctor_hosts import host, hosts, interface
+from mpitrain.doctor.trial import BEGUN, MARK, STARTED, Pair, Trial, check, check_link, link_rate, read, run, slowest
+from tests.unit.doctor_hosts import host, interface
 
 NAMES = ("node0", "node1")
 PAIR = Pair("node0", "node1", 50e-6, 940e6)
@@ -51,10 +51,9 @@ def test_no_mpirun() -> None:
 
 
 def test_a_job_as_it_should_be() -> None:
-    found = list(check(GOOD, NAMES, hosts(2)))
-    assert [(f.check, f.colour) for f in found] == [("MPI job", "green"), ("threads", "green"), ("link", "green")]
+    found = list(check(GOOD, NAMES))
+    assert [(f.check, f.colour) for f in found] == [("MPI job", "green"), ("threads", "green")]
     assert found[0].sentence == "2 ranks on 2 hosts found each other"
-    assert found[2].sentence == "slowest: node0 to node1, 940 Mbit/s, latency 50 us"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_a_job_as_it_should_be() -> None:
     ],
 )
 def test_a_job_that_went_wrong(changes: dict[str, Any], sentence: str) -> None:
-    (found,) = check(replace(GOOD, **changes), NAMES, hosts(2))
+    (found,) = check(replace(GOOD, **changes), NAMES)
     assert (found.check, found.colour) == ("MPI job", "red")
     assert sentence in found.sentence
     assert "mpitrain run -np 2 -H node0:1,node1:1 --map-by node hostname" in found.remedy
@@ -85,36 +84,32 @@ def test_a_job_that_went_wrong(changes: dict[str, Any], sentence: str) -> None:
     ("level", "colour"), [("multiple", "green"), ("serialized", "yellow"), ("funneled", "red"), ("single", "red")]
 )
 def test_thread_levels(level: str, colour: str) -> None:
-    found = [f for f in check(replace(GOOD, thread_level=level), NAMES, hosts(2)) if f.check == "threads"]
+    found = [f for f in check(replace(GOOD, thread_level=level), NAMES) if f.check == "threads"]
     assert [f.colour for f in found] == [colour]
 
 
 @pytest.mark.parametrize(
-    ("bits", "latency", "speed_mbit", "colour", "sentence"),
+    ("bits", "latency", "rate", "tcp", "colour", "sentence"),
     [
-        (940e6, 50e-6, 1000, "green", "940 Mbit/s, latency 50 us; the link has 1 Gbit/s"),
-        (
-            940e6,
-            50e-6,
-            10000,
-            "yellow",
-            "slow: slowest: node0 to node1, 940 Mbit/s, latency 50 us; the link has 10 Gbit/s",
-        ),
-        (940e6, 50e-6, None, "green", "940 Mbit/s"),
-        (94e6, 50e-6, None, "yellow", "slow: "),
-        (940e6, 8e-3, None, "yellow", "far: "),
+        (940e6, 50e-6, None, None, "green", "slowest: node0 to node1, 940 Mbit/s, latency 50 us"),
+        (940e6, 50e-6, 1e9, 945e6, "green", "50 us; the link has 1 Gbit/s; TCP alone gets 945 Mbit/s"),
+        (940e6, 50e-6, 10e9, None, "yellow", "slow: slowest: node0 to node1, 940 Mbit/s"),
+        (300e6, 50e-6, None, 900e6, "yellow", "slow: "),
+        (600e6, 50e-6, None, 9e9, "green", "TCP alone gets 9 Gbit/s"),
+        (94e6, 50e-6, 100e6, 95e6, "yellow", "slow: "),
+        (940e6, 8e-3, None, None, "yellow", "far: "),
     ],
 )
-def test_links(bits: float, latency: float, speed_mbit: int | None, colour: str, sentence: str) -> None:
-    facts = {
-        name: host(number, interfaces=(interface("eth0", f"10.0.0.{number}", speed_mbit=speed_mbit),))
-        for number, name in enumerate(NAMES)
-    }
-    fast = Pair("node1", "node0", 1e-6, 1e12)
-    trial = replace(GOOD, pairs=(fast, Pair("node0", "node1", latency, bits)))
-    (found,) = [f for f in check(trial, NAMES, facts) if f.check == "link"]
+def test_links(bits: float, latency: float, rate: float | None, tcp: float | None, colour: str, sentence: str) -> None:
+    found = check_link(Pair("node0", "node1", latency, bits), rate, tcp)
     assert found.colour == colour
     assert sentence in found.sentence
+
+
+def test_the_slowest_pair_is_shown() -> None:
+    fast = Pair("node1", "node0", 1e-6, 1e12)
+    assert slowest(replace(GOOD, pairs=(fast, PAIR, fast))) == PAIR
+    assert slowest(replace(GOOD, pairs=())) is None
 
 
 def test_the_rate_of_a_link_is_that_of_the_slower_end() -> None:
