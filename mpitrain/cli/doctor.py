@@ -14,7 +14,7 @@ from typing import Any
 from mpitrain.doctor.diagnosis import examine
 from mpitrain.doctor.finding import WORST_FIRST, Finding, worst
 from mpitrain.doctor.job import Job
-from mpitrain.errors import UsageError
+from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
 from mpitrain.runtime.hostfile import Host, parse, read
@@ -40,11 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
         0 when nothing is red, else 1.
 
     Raises:
-        UsageError: the hosts cannot be read, or this is a rank of a job.
+        UsageError: the hosts cannot be read.
+        LauncherError: this is a rank of a job.
     """
     found = launcher.detect(os.environ)
     if found is not None and (found.size or 1) > 1:
-        raise UsageError(f"doctor looks at hosts before a job is started: run it alone, without {found.name}")
+        raise LauncherError(f"doctor looks at hosts before a job is started: run it alone, without {found.name}")
     if arguments.np is not None and arguments.np < 1:
         raise UsageError(f"-np {arguments.np}: a job has one rank or more")
     hosts = _hosts(arguments)

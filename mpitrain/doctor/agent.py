@@ -64,6 +64,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "shared_memory_bytes": shared_memory_bytes(),
         "interfaces": interfaces(),
+        "fabrics": sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         "absent_paths": [path for path in request.get("paths", ()) if not Path(path).exists()],
     }
 

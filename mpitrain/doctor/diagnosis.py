@@ -20,9 +20,10 @@ from mpitrain.doctor.finding import Finding, merged
 from mpitrain.doctor.job import Job
 from mpitrain.doctor.reach import WAY_SECONDS, Reach
 from mpitrain.doctor.ssh_faults import Unanswered
+from mpitrain.errors import LauncherError
 from mpitrain.launch.agent import Agent as SshProgram
 from mpitrain.launch.commands import build
-from mpitrain.launch.dialect import ASK_LIBRARY, Mpi
+from mpitrain.launch.dialect import ASK_LIBRARY, Mpi, find_mpirun
 from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
 
@@ -82,6 +83,14 @@ class _Examination:
     tell: Callable[[str], None]
     agents: list[Agent] = field(default_factory=list)
 
+    @property
+    def mpirun(self) -> list[str]:
+        """The path of the mpirun that `mpitrain run` would start, if there is one."""
+        try:
+            return [find_mpirun(self.job.environ)]
+        except LauncherError:
+            return []
+
     def findings(self) -> Iterator[Finding]:
         names = [host.name for host in self.job.hosts]
         self.tell(f"asking {_count(names)} (at most {ASK_SECONDS:.0f} s)")
@@ -136,7 +145,8 @@ class _Examination:
     def _visit(self, host: str | None) -> Visit:
         agent = start(host, self.ssh, self.job.environ)
         self.agents.append(agent)
-        told = agent.ask("facts", ASK_SECONDS, paths=[str(Path.cwd())], ask_library=ASK_LIBRARY)
+        paths = [str(Path.cwd()), *self.mpirun]
+        told = agent.ask("facts", ASK_SECONDS, paths=paths, ask_library=ASK_LIBRARY)
         clock = Clock(0.0, 0.0) if host is None else agent.clock()
         return Visit(agent, replace(facts_.read(told), clock=clock))
 

@@ -134,6 +134,7 @@ class Facts:
         memory_bytes: that may still be taken.
         shared_memory_bytes: size of /dev/shm.
         interfaces: network interfaces.
+        fabrics: adapters of InfiniBand and its like.
         absent_paths: of those asked for.
         clock: None where it was not compared.
     """
@@ -151,6 +152,7 @@ class Facts:
     memory_bytes: int
     shared_memory_bytes: int
     interfaces: tuple[Interface, ...]
+    fabrics: tuple[str, ...] = ()
     absent_paths: tuple[str, ...] = ()
     clock: Clock | None = None
 
@@ -189,5 +191,6 @@ def read(told: Mapping[str, Any]) -> Facts:
         memory_bytes=told["memory_bytes"],
         shared_memory_bytes=told["shared_memory_bytes"],
         interfaces=tuple(Interface(**interface) for interface in told["interfaces"]),
+        fabrics=tuple(told["fabrics"]),
         absent_paths=tuple(told["absent_paths"]),
     )

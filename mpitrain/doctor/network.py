@@ -68,6 +68,8 @@ def selected(interface: Interface, environ: Mapping[str, str], mpi: Mpi | None) 
             return not _among(interface, exclude)
     else:
         include = next((environ[name] for name in HYDRA_RANKS_VARIABLES if environ.get(name)), "")
+        if include == "all" or ":" in include:  # UCX: `mlx5_0:1` is an adapter, not an interface
+            return None
     return _among(interface, include) if include else None
 
 
@@ -104,6 +106,11 @@ def check(
         environ: variables of the launcher, which may choose interfaces.
         mpi: the one in use.
     """
+    mute = tuple(name for name, host in facts.items() if not _leading_out(host))
+    if mute:
+        sentence = "has no IPv4 address that leads out, so that no connection can be tried"
+        yield Finding("network", mute, "yellow", sentence, f"ssh {mute[0]} ip -4 address")
+    facts = {name: host for name, host in facts.items() if name not in mute}
     seen = _Seen(facts, attempts)
     lost = [pair for pair in seen.pairs if not seen.addresses(pair, "arrived")]
     blocked = [pair for pair in seen.pairs if pair not in lost and not seen.addresses(pair, "open")]
@@ -117,7 +124,7 @@ def check(
         if pairs:
             yield _firewall(seen, pairs)
     yield from _interfaces(seen, environ, mpi)
-    if not lost and not blocked and not partly:
+    if seen.pairs and not lost and not blocked and not partly:
         ports = "the ports that MPI uses are open"
         yield Finding("firewall", tuple(facts), "green", f"all {len(seen.pairs)} ways between hosts: {ports}")
 
@@ -199,7 +206,7 @@ def _interfaces(seen: _Seen, environ: Mapping[str, str], mpi: Mpi | None) -> Ite
     """Interfaces that MPI may take, or is told to take, and that lead to no other host."""
     attempts = [attempt for pair in seen.pairs for tries in seen.tried(pair).values() for attempt in tries]
     networks = common(seen.facts, attempts)
-    remedy = _choice(networks, seen.facts, mpi)
+    remedy = _choice(networks, seen, mpi)
     bad = False
     for name, host in seen.facts.items():
         choice = candidates(host, environ, mpi)
@@ -210,17 +217,21 @@ def _interfaces(seen: _Seen, environ: Mapping[str, str], mpi: Mpi | None) -> Ite
         for interface in choice if reached else ():  # where nothing arrives at all, the network is at fault
             if not seen.leads(name, interface):
                 bad = True
-                yield _nowhere(seen, name, interface, mpi, remedy)
+                told = bool(selected(interface, environ, mpi))
+                yield _nowhere(seen, name, interface, told, mpi, remedy)
     if not bad and networks:
         names = sorted({i.name for host in seen.facts.values() for i in _leading_out(host) if i.network in networks})
         sentence = f"in common: {', '.join(map(str, networks))} ({', '.join(names)})"
         yield Finding("interfaces", tuple(seen.facts), "green", sentence)
-    elif not bad and all(seen.addresses(pair, "open") for pair in seen.pairs):
+    elif not bad and seen.pairs and all(seen.addresses(pair, "open") for pair in seen.pairs):
         yield Finding("interfaces", tuple(seen.facts), "green", "no network in common, but routes between all")
 
 
-def _nowhere(seen: _Seen, name: str, interface: Interface, mpi: Mpi | None, remedy: str) -> Finding:
-    """Seen: Open MPI 5 hangs or aborts; MPICH 5 aborts where another host has an address in the same network."""
+def _nowhere(seen: _Seen, name: str, interface: Interface, told: bool, mpi: Mpi | None, remedy: str) -> Finding:
+    """Seen: Open MPI 5 hangs or aborts; MPICH 5 aborts where another host has an address in the same network.
+
+    Where all hosts have another fabric than Ethernet, ranks do not depend on interfaces so much.
+    """
     if not interface.leads_out:
         why = "it is inside this host"
     elif seen.strange(name, interface):
@@ -229,20 +240,26 @@ def _nowhere(seen: _Seen, name: str, interface: Interface, mpi: Mpi | None, reme
         why = "no other host reaches it: there is no route"
     others = (one for other, host in seen.facts.items() if other != name for one in host.interfaces)
     shared = any(one.network == interface.network for one in others)
-    fatal = shared or (mpi is not None and mpi.is_open_mpi)
+    tcp = not all(host.fabrics for host in seen.facts.values())
+    fatal = told or (tcp and (shared or (mpi is not None and mpi.is_open_mpi)))
     sentence = f"{interface.name} ({interface.network}) leads to no other host ({why}), and MPI would use it"
     return Finding("interfaces", (name,), "red" if fatal else "yellow", sentence, remedy)
 
 
-def _choice(networks: Sequence[IPv4Network], facts: Mapping[str, Facts], mpi: Mpi | None) -> str:
-    """How to tell the MPI in use to take a network that works."""
-    if not networks:
+def _choice(networks: Sequence[IPv4Network], seen: _Seen, mpi: Mpi | None) -> str:
+    """How to tell the MPI in use to take what works: a network, or where hosts have routers between them a name."""
+    named = [
+        {one.name for one in _leading_out(host) if (one.network == networks[0] if networks else seen.leads(name, one))}
+        for name, host in seen.facts.items()
+    ]
+    names = sorted(set.intersection(*named)) if named else []
+    if not networks and not names:
         return "give all hosts an address in one network, or routes between their networks"
-    chosen = str(networks[0])
+    chosen = str(networks[0]) if networks else names[0]
     if mpi is not None and mpi.is_open_mpi:
         variables = ["OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_prte_if_include"][: 2 if mpi.has_prrte else 1]
     else:
-        chosen = min(i.name for host in facts.values() for i in _leading_out(host) if i.network == networks[0])
+        chosen = names[0] if names else min(set.union(*named))
         daemons = "I_MPI_HYDRA_IFACE" if mpi is not None and mpi.kind == INTEL_MPI else "HYDRA_IFACE"
         variables = [*HYDRA_RANKS_VARIABLES, daemons]
     words = " ".join(f"{variable}={chosen}" for variable in variables)

@@ -29,12 +29,7 @@ def check(here: str, facts: Mapping[str, Facts]) -> Iterator[Finding]:
         yield from _packages(name, host, facts[here])
         yield from _mpitrain(name, host, facts[here])
         yield from _mpi(name, host, facts[here], name == here)
-        if host.absent_paths:
-            sentence = f"{host.absent_paths[0]} does not exist: ranks there start in another directory"
-            remedy = f"a file system that all hosts share, or: ssh {name} mkdir -p {host.absent_paths[0]}"
-            yield Finding("paths", (name,), "yellow", sentence, remedy)
-        else:
-            yield Finding("paths", (name,), "green", "the working directory is there")
+        yield _paths(name, host, facts[here])
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -46,6 +41,18 @@ def numbers(version: str) -> tuple[int, ...]:
 def tensorflow(host: Facts) -> str | None:
     """The version of TensorFlow, under whatever name it is installed."""
     return next((host.packages[name] for name in TENSORFLOWS if name in host.packages), None)
+
+
+def _paths(name: str, host: Facts, here: Facts) -> Finding:
+    launcher = here.own_launcher
+    if launcher is not None and launcher.path in host.absent_paths:
+        sentence = f"there is no {launcher.path}: an MPI starts its daemons from the same path on every host"
+        return Finding("paths", (name,), "red", sentence, f"on {name}, the same MPI at the same path as here")
+    if host.absent_paths:
+        sentence = f"{host.absent_paths[0]} does not exist: ranks there start in another directory"
+        remedy = f"a file system that all hosts share, or: ssh {name} mkdir -p {host.absent_paths[0]}"
+        return Finding("paths", (name,), "yellow", sentence, remedy)
+    return Finding("paths", (name,), "green", "the working directory is there")
 
 
 def _python(name: str, host: Facts, here: Facts) -> Iterator[Finding]:

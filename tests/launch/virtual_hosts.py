@@ -84,7 +84,9 @@ class VirtualHosts:
     def __enter__(self) -> VirtualHosts:
         try:
             self._write_files()
-            self._start("switch", ["unshare", "--net", "--fork", "--kill-child", "sh", "-c", "echo up; sleep infinity"])
+            self._start(
+                "switch", ["unshare", "--net", "--fork", "--kill-child", "sh", "-c", "echo up; exec sleep infinity"]
+            )
             self._switch("ip", "link", "add", "br0", "type", "bridge")
             self._switch("ip", "link", "set", "br0", "up")
             for number, name in enumerate(self.names):

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from mpitrain.doctor.facts import Facts
+from mpitrain.doctor.facts import Facts, Interface
 from mpitrain.doctor.finding import Finding
 from mpitrain.doctor.network import SSH_PORT, Attempt, check, common, plan, port_ranges
 from mpitrain.launch.dialect import Mpi
@@ -139,6 +139,7 @@ def test_bridges_of_containers(mpi: Mpi, count: int) -> None:
         ({"OMPI_MCA_btl_tcp_if_include": "ib0"}, OPEN_MPI_5, ["red", "red"]),
         ({"UCX_NET_DEVICES": "eth1"}, MPICH_5, ["red", "red"]),
         ({"UCX_NET_DEVICES": "eth0"}, OPEN_MPI_5, ["red", "red"]),
+        ({"UCX_NET_DEVICES": "mlx5_0:1"}, MPICH_5, ["red", "red"]),
     ],
 )
 def test_what_mpi_is_told_to_use(environ: dict[str, str], mpi: Mpi, colours: list[str]) -> None:
@@ -154,6 +155,28 @@ def test_networks_that_are_routed_are_enough() -> None:
     }
     assert bad(facts, fine) == []
     assert common(facts, tried(facts, fine)) == ()
+
+
+def test_names_serve_where_networks_differ() -> None:
+    docker = interface("docker0", "172.17.0.1")
+    facts = {
+        name: host(number, interfaces=(Interface("ens4", f"10.{number}.0.1", "255.255.255.255"), docker))
+        for number, name in enumerate("ab")
+    }
+    found = bad(facts, fine)
+    assert [(f.check, f.colour) for f in found] == [("interfaces", "red")] * 2
+    assert found[0].remedy.startswith("export OMPI_MCA_btl_tcp_if_include=ens4 PRTE_MCA_prte_if_include=ens4")
+
+
+def test_a_host_without_an_address() -> None:
+    found = bad(hosts(3, node1=host(1, interfaces=(LOOPBACK,))), fine)
+    assert [(f.check, f.colour, f.hosts) for f in found] == [("network", "yellow", ("node1",))]
+
+
+def test_hosts_with_a_fabric_do_not_depend_on_interfaces() -> None:
+    facts = {f"node{number}": replace(two_interfaces(number), fabrics=("mlx5_0",)) for number in range(2)}
+    assert [f.colour for f in bad(facts, fine)] == ["yellow"] * 2
+    assert [f.colour for f in bad(facts, fine, {"OMPI_MCA_btl_tcp_if_include": "eth1"})] == ["red"] * 2
 
 
 def test_the_network_that_all_share() -> None:

