@@ -11,6 +11,7 @@ from typing import Any
 from mpitrain.comm.together import same
 from mpitrain.comm.world import init
 from mpitrain.config import TrainConfig
+from mpitrain.observe.ranks import places, table
 
 # Options of this command that take a value; the others are switches.
 VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
@@ -47,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
     parser.add_argument("--intra-threads", type=int, metavar="N")
     parser.add_argument("--inter-threads", type=int, metavar="N")
+    parser.add_argument("--show-plan", action="store_true", help="print where each rank is, and what it has")
     parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
 
 
@@ -68,6 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
         verbose=arguments.verbose,
     )
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    if arguments.show_plan:
+        found = places(world)
+        if world.is_root:
+            sys.stderr.write(f"{table(found)}\n")
     from mpitrain.training import script
 
     is_module = arguments.rest[0] == "-m"

@@ -19,6 +19,8 @@ LAUNCHER_NEEDS = (
     *("SSH_AUTH_SOCK", "KRB5CCNAME", "XDG_RUNTIME_DIR", "OMPI_*", "PRTE_*", "PMIX_*", "OPAL_*", "UCX_*", "FI_*"),
     *("HYDRA_*", "MPICH_*", "MPIR_CVAR_*", "I_MPI_*", "SLURM_*", "PBS_*", "LSB_*", "LSF_*", "SGE_*", "PE_HOSTFILE"),
 )
+# MPICH is built on UCX or on libfabric, Intel MPI on the latter.
+FABRICS = ("UCX_NET_DEVICES", "FI_TCP_IFACE")
 
 
 @dataclass(frozen=True)
@@ -110,18 +112,19 @@ def _open_mpi_binding(request: Request, socket: str) -> str:
 
 
 def _hydra(request: Request, mpirun: str, agent: str | None) -> Command:
-    argv = [mpirun, *_hydra_environment(request), *_hosts(request, "-hosts")]
+    environment = {**_ranks_interfaces(request, *FABRICS), **request.environment}
+    argv = [mpirun, *_hydra_environment(request, environment), *_hosts(request, "-hosts")]
     argv += ["-launcher", "ssh", "-launcher-exec", agent] if agent else []
     argv += _hydra_interface(request) + ["-prepend-rank"] * request.tag_output
     argv += ["-bind-to", request.bind_to] + ["-ppn", "1"] * (request.map_by == "node" and bool(request.hosts))
     argv += [*request.extra, "-n", str(request.ranks), *request.command]
-    environment = {**_ranks_interfaces(request, ucx=True), **request.environment}
     return Command(tuple(argv), environment, {}, bool(request.hosts))
 
 
 def _intel(request: Request, mpirun: str, agent: str | None) -> Command:
     """Intel MPI: Hydra with words of its own; hosts with their numbers of ranks are told as sections."""
-    argv = [mpirun, *_hydra_environment(request)]
+    environment = {**_ranks_interfaces(request, FABRICS[1]), **request.environment}
+    argv = [mpirun, *_hydra_environment(request, environment)]
     argv += ["-bootstrap", "ssh", "-bootstrap-exec", agent] if agent else []
     argv += _hydra_interface(request) + ["-prepend-rank"] * request.tag_output + list(request.extra)
     if not request.hosts:
@@ -133,16 +136,14 @@ def _intel(request: Request, mpirun: str, agent: str | None) -> Command:
         for number, (host, ranks) in enumerate(shares(request.ranks, request.hosts)):
             argv += [":"] * (number > 0) + ["-host", host.name, "-n", str(ranks), *request.command]
     pinning = {"I_MPI_PIN": "off"} if request.bind_to == "none" else {"I_MPI_PIN_DOMAIN": request.bind_to}
-    environment = {**_ranks_interfaces(request), **request.environment}
     return Command(tuple(argv), environment, pinning, bool(request.hosts))
 
 
-def _hydra_environment(request: Request) -> list[str]:
+def _hydra_environment(request: Request, environment: Mapping[str, str]) -> list[str]:
     """Hydra hands on everything unless it is told what."""
     if not request.hosts:
         return []
-    names = sorted({*_names(request), *_ranks_interfaces(request, ucx=True)})
-    return ["-genvlist", ",".join(names)] if names else ["-genvnone"]
+    return ["-genvlist", ",".join(sorted(environment))] if environment else ["-genvnone"]
 
 
 def _hydra_interface(request: Request) -> list[str]:
@@ -156,14 +157,12 @@ def _hydra_interface(request: Request) -> list[str]:
     return ["-iface", request.interfaces[0]]
 
 
-def _ranks_interfaces(request: Request, ucx: bool = False) -> dict[str, str]:
-    """Of the libraries that ranks exchange data through, those that take names of interfaces."""
+def _ranks_interfaces(request: Request, *more: str) -> dict[str, str]:
+    """Of the libraries that ranks exchange data through, those that take names: NCCL, and what the MPI is built on."""
     names = [name for name in request.interfaces if "/" not in name]
     if not names or len(names) < len(request.interfaces):
         return {}
-    found = {"NCCL_SOCKET_IFNAME": ",".join(names)}
-    if ucx:
-        found |= {"UCX_NET_DEVICES": ",".join(names), "FI_TCP_IFACE": names[0]}
+    found = dict.fromkeys(("NCCL_SOCKET_IFNAME", *more), ",".join(names))
     return {name: value for name, value in found.items() if name not in request.environment}
 
 
@@ -214,7 +213,7 @@ def build_srun(request: Request, mpi: Mpi, plugin: str, environ: Mapping[str, st
         argv.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")  # srun no longer takes it from sbatch
     # The plugin offers secrets of munge, which the PMIx inside a wheel of Open MPI cannot read.
     forced = {"PMIX_SECURITY_MODE": "native"} if mpi.is_open_mpi and "PMIX_SECURITY_MODE" not in environ else {}
-    forced |= _ranks_interfaces(request, ucx=not mpi.is_open_mpi)
+    forced |= _ranks_interfaces(request, *(() if mpi.is_open_mpi else FABRICS))
     if mpi.is_open_mpi and request.interfaces:
         forced["OMPI_MCA_btl_tcp_if_include"] = ",".join(request.interfaces)
     names = sorted({*request.environment, *forced, *(name for name in SRUN_BASICS if name in environ)})

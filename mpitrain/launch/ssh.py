@@ -21,7 +21,7 @@ AGENT_VARIABLES = (
 )
 CONNECT_TIMEOUT_SECONDS = 10
 # A host that falls silent is given up after three unanswered questions.
-ALIVE_INTERVAL_SECONDS, ALIVE_COUNT = 5, 3
+ALIVE_INTERVAL_SECONDS, ALIVE_COUNT = 3, 3
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mpitrain.launch.report import Listener, directory_of
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES, TAIL_BYTES = 1 << 16, 1 << 13
 TICK_SECONDS = 0.25
 HYDRA, OPEN_MPI, SRUN = "Hydra", "Open MPI", "srun"
 # After the launcher has ended, output may still be on its way from processes it has left behind.
@@ -64,7 +64,9 @@ class Outcome:
     Attributes:
         code: of the launcher: its exit code, or 128 and the signal that ended it.
         listener: what the ranks told.
-        ssh_codes: hosts whose ssh failed, and its exit code.
+        ssh_codes: hosts whose ssh failed, and its exit code; when a job fails, the launcher may have ended it.
+        lost: hosts whose connection ended while the launcher went on.
+        tail: the end of what was written to standard error.
         signals: those that were handed on.
         timed_out: the ranks did not meet in time.
         seconds: it ran.
@@ -73,6 +75,8 @@ class Outcome:
     code: int
     listener: Listener
     ssh_codes: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    tail: bytes = b""
     signals: list[int] = field(default_factory=list)
     timed_out: bool = False
     seconds: float = 0.0
@@ -100,6 +104,7 @@ class Supervisor:
         self._plan, self._agent = plan, agent
         self._outcome = Outcome(0, Listener(plan.secret))
         self._pending: list[int] = []
+        self._leaving: set[str] = set()  # hosts whose connection has ended; perhaps the launcher is about to end, too
         self._ending: list[tuple[float, int]] = []  # when the launcher is sent which signal, unless it ends before
 
     def run(self) -> Outcome:
@@ -146,7 +151,7 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(wakeup, selectors.EVENT_READ, lambda: _emptied(wakeup))
             if process.stderr is not None:
-                self._pump(selector, process.stderr.fileno(), 2, copies.get("stderr"), self._outcome.listener.feed)
+                self._pump(selector, process.stderr.fileno(), 2, copies.get("stderr"), self._heard)
             if process.stdout is not None:
                 self._pump(selector, process.stdout.fileno(), 1, copies.get("stdout"), bytes)
             if process.stdin is not None:
@@ -163,6 +168,11 @@ class Supervisor:
                 outputs = [key for key in selector.get_map().values() if key.fd != wakeup]
                 if not outputs or now - ended > DRAIN_SECONDS:
                     return
+
+    def _heard(self, data: bytes) -> bytes:
+        shown = self._outcome.listener.feed(data)
+        self._outcome.tail = (self._outcome.tail + shown)[-TAIL_BYTES:]
+        return shown
 
     def _pump(
         self,
@@ -207,23 +217,25 @@ class Supervisor:
         while self._pending:
             self._forward(process, self._pending.pop(0), now)
         listener = self._outcome.listener
-        if self._note_hosts() and not self._ending:
+        self._leaving |= self._note_hosts()
+        if self._leaving and not self._ending:
             self._ending = [(now + LOST_SECONDS, signal.SIGTERM), (now + 2 * LOST_SECONDS, signal.SIGKILL)]
         late = now - started > self._plan.start_timeout_seconds and (self._plan.is_ours or listener.marks)
         if late and not self._outcome.met and not self._ending:
             self._outcome.timed_out = True
             self._ending = [(now, signal.SIGTERM), (now + LOST_SECONDS, signal.SIGKILL)]
         while self._ending and now >= self._ending[0][0]:
+            self._outcome.lost |= self._leaving
             process.send_signal(self._ending[0][1])
             if len(self._ending) == 1:
                 break  # SIGKILL, again and again
             self._ending.pop(0)
 
-    def _note_hosts(self) -> bool:
-        """Whether the connection to a host has been lost since the last call."""
+    def _note_hosts(self) -> set[str]:
+        """The hosts whose connection has ended since the last call."""
         new = {host: code for host, code in (self._agent.ended() if self._agent else ()) if code}
         self._outcome.ssh_codes |= new
-        return NO_CONNECTION in new.values()
+        return {host for host, code in new.items() if code == NO_CONNECTION}
 
     def _forward(self, process: subprocess.Popen[bytes], signum: int, now: float) -> None:
         again = signum in ENDING_SIGNALS and any(other in ENDING_SIGNALS for other in self._outcome.signals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,9 @@ from mpitrain.launch.agent import NO_CONNECTION
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 
+# What Open MPI's launcher says when it misses the daemon of a host.
+LOST_DAEMON = re.compile(r"Remote daemon\s*:\s*\[[^\]]*\] on node ([\w.-]+)")
+LOST_BY_SSH = re.compile(r"(?:Connection to|Timeout, server) ([\w.-]+) (?:closed by remote host|not responding)")
 NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
 
 
@@ -23,7 +27,7 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
         request: what was started.
         start_timeout_seconds: in which the ranks had to meet.
     """
-    said = _hosts(outcome, outcome.met)
+    said = _hosts(outcome)
     if outcome.timed_out:
         said.append(_late(outcome, request, start_timeout_seconds))
         return outcome.code or 1, said
@@ -38,19 +42,27 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     return outcome.code, said
 
 
-def _hosts(outcome: Outcome, met: bool) -> list[str]:
-    said = []
+def lost_hosts(outcome: Outcome) -> list[str]:
+    """The hosts to which there was no connection, or no longer, as far as ssh and the launcher told."""
+    text = outcome.tail.decode(errors="replace")
+    failed = [host for host, code in outcome.ssh_codes.items() if code == NO_CONNECTION]
+    # A launcher that ends a job ends its ssh too, which then gives the same exit code.
+    named = [host for host in failed if not outcome.met or host in outcome.lost or host in LOST_BY_SSH.findall(text)]
+    return list(dict.fromkeys(named + LOST_DAEMON.findall(text)))
+
+
+def _hosts(outcome: Outcome) -> list[str]:
+    if outcome.finished:
+        return []
+    if outcome.met:
+        return [f"the connection to {host} was lost while the job ran" for host in lost_hosts(outcome)]
+    said = [
+        f"{host} cannot be reached by ssh, which says why above; try: ssh -o BatchMode=yes {host} true "
+        "(it must neither fail nor ask for anything)"
+        for host in lost_hosts(outcome)
+    ]
     for host, code in outcome.ssh_codes.items():
-        if code == NO_CONNECTION and outcome.finished:
-            continue
-        if code == NO_CONNECTION and met:
-            said.append(f"the connection to {host} was lost while the job ran")
-        elif code == NO_CONNECTION:
-            said.append(
-                f"{host} cannot be reached by ssh, which says why above; try: ssh -o BatchMode=yes {host} true "
-                "(it must neither fail nor ask for anything)"
-            )
-        elif code in NOT_FOUND and not met:
+        if code in NOT_FOUND:
             said.append(
                 f"the launcher was not found on {host} (exit code {code}): MPI and Python must be installed there in "
                 "the same place as here"

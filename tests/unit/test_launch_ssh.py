@@ -18,7 +18,7 @@ def test_the_command() -> None:
     command = ssh.command("node1", ["echo", "a b", "$HOME"])
     assert command[:-2] == [
         *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4"),
-        *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-p", "2222", "-i", "/keys/my key"),
+        *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=3", "-p", "2222", "-i", "/keys/my key"),
     ]
     assert command[-2:] == ["node1", "echo 'a b' '$HOME'"]
 
