@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 import mpitrain
 from tests.launch.conftest import Mpirun
-from tests.launch.virtual_hosts import VirtualHosts, hindrance
+from tests.launch.hosts import NETWORK, Hosts, missing, several
 
 DOCTOR = (sys.executable, "-m", "mpitrain", "doctor")
 TIMEOUT_SECONDS = 100.0  # the command itself promises a minute
@@ -31,12 +32,27 @@ INTERPRETER = '#!/bin/bash\n{before}exec -a {name} {real} "$@"\n'
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualHosts]:
-    reason = hindrance()
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    reason = missing()
     if reason:
         pytest.skip(reason)
-    with VirtualHosts(tmp_path_factory.mktemp("hosts"), 3) as running:
+    with several(3, tmp_path_factory.mktemp("hosts")) as running:
         yield running
+
+
+def on(
+    hosts: Hosts, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on a host, as somebody who is logged in there."""
+    return subprocess.run(
+        [*hosts.enter(name), *command],
+        env={**os.environ, **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -57,9 +73,10 @@ class Doctor:
         return found
 
 
-def doctor(hosts: VirtualHosts, *arguments: str, environ: dict[str, str] | None = None) -> Doctor:
-    variables = {**hosts.environ, **ROOT, **(environ or {})}
-    finished = hosts.run("node0", [*DOCTOR, *arguments, "--json"], variables, TIMEOUT_SECONDS)
+def doctor(hosts: Hosts, *arguments: str, environ: dict[str, str] | None = None) -> Doctor:
+    # Of what the MPIs are to be told, the program that stands for ssh, but not which network to take.
+    ssh = {name: value for name, value in hosts.environment.items() if value == str(hosts.ssh)}
+    finished = on(hosts, "node0", [*DOCTOR, *arguments, "--json"], {**ssh, **ROOT, **(environ or {})})
     assert finished.stdout.startswith("{"), finished.stderr
     told = json.loads(finished.stdout)
     assert "Traceback" not in finished.stderr, finished.stderr
@@ -68,7 +85,7 @@ def doctor(hosts: VirtualHosts, *arguments: str, environ: dict[str, str] | None 
 
 
 @pytest.mark.mpich
-def test_hosts_as_they_should_be_are_green(hosts: VirtualHosts, tmp_path: Path) -> None:
+def test_hosts_as_they_should_be_are_green(hosts: Hosts, tmp_path: Path) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("".join(f"{name} slots=1\n" for name in hosts.names))
     found = doctor(hosts, "--hostfile", str(hostfile))
@@ -77,17 +94,17 @@ def test_hosts_as_they_should_be_are_green(hosts: VirtualHosts, tmp_path: Path) 
     assert [one for one in bad if one["check"] not in ("link", "memory", "cores")] == []
     said = {one["check"]: one["sentence"] for one in found.findings}
     assert said["MPI job"] == "3 ranks on 3 hosts found each other"
-    assert said["interfaces"] == "in common: 10.78.0.0/24 (eth0)"
+    assert said["interfaces"] == f"in common: {NETWORK}.0/24 (eth0)"
     assert said["threads"] == "MPI gives the level multiple"
     assert said["link"].rpartition("slowest: ")[2].startswith("node")
     assert found.code == 0
 
 
-Plant = Callable[[VirtualHosts, Path], AbstractContextManager[None]]
+Plant = Callable[[Hosts, Path], AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def nothing(hosts: VirtualHosts, folder: Path) -> Iterator[None]:
+def nothing(hosts: Hosts, folder: Path) -> Iterator[None]:
     yield
 
 
@@ -95,13 +112,18 @@ def scripts(host: str, plant: str, mend: str) -> Plant:
     """A fault that shell scripts make and take away again; `{folder}` is that of the hosts' files."""
 
     @contextlib.contextmanager
-    def planted(hosts: VirtualHosts, folder: Path) -> Iterator[None]:
-        names = {"folder": str(hosts.folder), "own": str(folder), "package": str(PACKAGE), "bin": str(BIN)}
-        hosts.shell(host, plant.format(**names))
+    def planted(hosts: Hosts, folder: Path) -> Iterator[None]:
+        names = {"folder": str(hosts.directory), "own": str(folder), "package": str(PACKAGE), "bin": str(BIN)}
+
+        def shell(script: str) -> None:
+            finished = on(hosts, host, ["sh", "-e", "-c", script.format(**names)])
+            assert finished.returncode == 0, finished.stdout + finished.stderr
+
+        shell(plant)
         try:
             yield
         finally:
-            hosts.shell(host, mend.format(**names))
+            shell(mend)
 
     return planted
 
@@ -111,7 +133,7 @@ def interpreter(before: str, real: str, name: str) -> Plant:
     text = INTERPRETER.format(before=before, real=real, name=name)
 
     @contextlib.contextmanager
-    def planted(hosts: VirtualHosts, folder: Path) -> Iterator[None]:
+    def planted(hosts: Hosts, folder: Path) -> Iterator[None]:
         (folder / "sitecustomize.py").write_text(SHIFTED)
         (folder / "python").write_text(text.replace("OWN", str(folder)))
         with scripts("node1", REPLACE.format(python=Path(sys.executable).name), "umount {bin}; umount /run/bin")(
@@ -130,6 +152,12 @@ REPLACE = (
 REAL = os.path.realpath(sys.executable)
 COPY = "cp -r {package} {own}/copy; sed -i 's/^__version__ = .*/__version__ = \"0.0.9\"/' {own}/copy/__init__.py"
 ETH1 = "ip link add eth1 type veth peer name eth1p; ip link set eth1 up; ip link set eth1p up; ip addr add {} dev eth1"
+# sshd is the first process of a host: it is sent to another port, and so nothing listens on its own.
+SSHD_ELSEWHERE = (
+    "(cat {folder}/sshd_config; echo Port 2222) >/run/sshd_config; mount --bind /run/sshd_config {folder}/sshd_config; "
+    "kill -HUP 1; until ss -ltn | grep -q :2222; do sleep 0.1; done"
+)
+SSHD_BACK = "umount {folder}/sshd_config; kill -HUP 1; until ss -ltn | grep -q ':22 '; do sleep 0.1; done"
 # A firewall of routing rules, which every kernel has: nothing goes from node1 to ports above, but for ssh's answers.
 CLOSE = (
     "ip rule add pref 100 ipproto tcp sport 22 lookup main; ip rule add pref 101 ipproto tcp dport 1024-65534 prohibit"
@@ -156,11 +184,11 @@ FAULTS = (
     Fault("name", "ssh", "red", "does not resolve", "getent hosts nowhere", listed="node0,nowhere", host="nowhere"),
     Fault(
         "sshd down", "ssh", "red", "sshd is down", "systemctl enable --now ssh",
-        scripts("node1", "kill $(cat /run/sshd.pid)", "/usr/sbin/sshd -f {folder}/sshd_config"),
+        scripts("node1", SSHD_ELSEWHERE, SSHD_BACK),
     ),
     Fault(
         "password", "ssh", "red", "wants a password", "ssh-copy-id node1",
-        scripts("node1", "mount --bind /dev/null {folder}/key.pub", "umount {folder}/key.pub"),
+        scripts("node1", "mount --bind /dev/null {folder}/id.pub", "umount {folder}/id.pub"),
     ),
     Fault(
         "host key", "ssh", "red", "host key is unknown", "ssh-keyscan -H node1 >> ~/.ssh/known_hosts",
@@ -182,11 +210,11 @@ FAULTS = (
     Fault("slots", "slots", "red", "7 ranks, but only 2 slots", "-np 2", arguments=("-np", "7")),
     Fault("root", "user", "red", "you are root", "export OMPI_ALLOW_RUN_AS_ROOT=1", environ=dict.fromkeys(ROOT, "")),
     Fault(
-        "interface", "interfaces", "red", "eth1 (192.168.9.0/24) leads to no other host", "_if_include=10.78.0.0/24",
+        "interface", "interfaces", "red", "eth1 (192.168.9.0/24) leads to no other host", f"_if_include={NETWORK}.0/24",
         scripts("node1", ETH1.format("192.168.9.1/24"), "ip link del eth1"),
     ),
     Fault(
-        "port range", "firewall", "red", "node0 to node1, node1 to node0; ports tried: ", "ufw allow from 10.78.0.0",
+        "port range", "firewall", "red", "node0 to node1, node1 to node0; ports tried: ", f"ufw allow from {NETWORK}.0",
         scripts("node1", CLOSE, "ip rule del pref 100; ip rule del pref 101"),
     ),
     Fault(
@@ -201,7 +229,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_each_fault_is_named_with_what_mends_it(fault: Fault, hosts: VirtualHosts, tmp_path: Path) -> None:
+def test_each_fault_is_named_with_what_mends_it(fault: Fault, hosts: Hosts, tmp_path: Path) -> None:
     if not Mpirun().is_open_mpi:
         pytest.skip("sentences and remedies here are those of Open MPI")
     (tmp_path / "mpirun").write_text(HYDRA)
@@ -220,8 +248,8 @@ def test_each_fault_is_named_with_what_mends_it(fault: Fault, hosts: VirtualHost
     assert found.seconds < 60
 
 
-def test_arguments_that_cannot_be(hosts: VirtualHosts) -> None:
-    finished = hosts.run("node0", [*DOCTOR, "-H", "node0,no/de"])
+def test_arguments_that_cannot_be(hosts: Hosts) -> None:
+    finished = on(hosts, "node0", [*DOCTOR, "-H", "node0,no/de"])
     assert finished.returncode == 2
     assert "'no/de' is no name of a host" in finished.stderr
     assert finished.stdout == ""
