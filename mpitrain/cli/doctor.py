@@ -48,27 +48,29 @@ def run(arguments: argparse.Namespace) -> int:
         raise LauncherError(f"doctor looks at hosts before a job is started: run it alone, without {found.name}")
     if arguments.np is not None and arguments.np < 1:
         raise UsageError(f"-np {arguments.np}: a job has one rank or more")
-    hosts = _hosts(arguments)
+    job = _job(arguments)
     began = time.monotonic()
-    job = Job(hosts, arguments.np or sum(host.slots for host in hosts), os.environ)
     findings = examine(job, _tell)
     seconds = time.monotonic() - began
     if arguments.json:
         told = {"colour": worst(findings), "seconds": round(seconds, 1), "findings": [asdict(one) for one in findings]}
         print(json.dumps(told, indent=1))
     else:
-        _print(findings, [host.name for host in hosts], seconds)
+        _print(findings, [host.name for host in job.hosts], seconds)
     return 1 if worst(findings) == "red" else 0
 
 
-def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
-    """Local: those given, else those of the batch job, else this one with a slot for each core."""
-    if arguments.hosts is not None:
-        return parse(arguments.hosts, "-H")
-    if arguments.hostfile is not None:
-        return read(arguments.hostfile)
+def _job(arguments: argparse.Namespace) -> Job:
+    """Local: on the hosts given, else those of the batch job, else this one with a slot for each core."""
     batch = allocation.find(os.environ)
-    return batch.hosts if batch else (Host("localhost", physical_cores()),)
+    if arguments.hosts is not None:
+        hosts = parse(arguments.hosts, "-H")
+    elif arguments.hostfile is not None:
+        hosts = read(arguments.hostfile)
+    else:
+        hosts = batch.hosts if batch else (Host("localhost", physical_cores()),)
+    asked = batch.ranks if batch and hosts == batch.hosts else None
+    return Job(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, batch)
 
 
 def _tell(what: str) -> None:

@@ -20,11 +20,11 @@ from mpitrain.doctor import agent
 from mpitrain.doctor.facts import Clock
 from mpitrain.doctor.ssh_faults import Unanswered
 from mpitrain.launch.request import FORWARDED, forwarded
-from mpitrain.launch.ssh import Ssh
 
 CLOCK_EXCHANGES = 7
 CLOCK_SECONDS = 5.0
 Result = TypeVar("Result")
+Way = Callable[[str, Sequence[str]], list[str]]
 
 
 class Agent:
@@ -124,16 +124,16 @@ class Agent:
         return self._errors.read().decode(errors="replace")
 
 
-def start(host: str | None, ssh: Ssh, environ: Mapping[str, str]) -> Agent:
+def start(host: str | None, way: Way, environ: Mapping[str, str]) -> Agent:
     """Local: start the agent on a host.
 
     Args:
-        host: its name; None for this one, without ssh.
-        ssh: how hosts are reached.
+        host: its name; None for this one, which needs no way.
+        way: the command that runs some words on a host.
         environ: this process's variables.
 
     Raises:
-        Unanswered: ssh cannot be run.
+        Unanswered: the command cannot be run.
     """
     source = inspect.getsource(agent).encode()
     code = f"import sys; exec(compile(sys.stdin.buffer.read({len(source)}), 'agent', 'exec'))"
@@ -147,8 +147,13 @@ def start(host: str | None, ssh: Ssh, environ: Mapping[str, str]) -> Agent:
     # What ranks are given. PATH is that of the host, for what it would find.
     given = forwarded(environ, (), FORWARDED).items()
     variables = [f"{name}={value}" for name, value in given if name != "PATH"]
-    words = ["sh", "-c", script, "sh", str(Path.cwd()), sys.executable, code, *variables]
-    return Agent(ssh.command(host, words), source)
+    return Agent(way(host, ["sh", "-c", script, "sh", str(Path.cwd()), sys.executable, code, *variables]), source)
+
+
+def by_srun(srun: str) -> Way:
+    """Slurm's way to a host of the allocation that this process is in, beside what runs there."""
+    options = ("--overlap", "--quiet", "--mpi=none", "--nodes=1", "--ntasks=1")
+    return lambda host, words: [srun, *options, f"--nodelist={host}", *words]
 
 
 def all_at_once(task: Callable[[str], Result], names: Iterable[str], seconds: float) -> dict[str, Result | Unanswered]:

@@ -14,7 +14,7 @@ from mpitrain.doctor import agent as agent_
 from mpitrain.doctor import facts as facts_
 from mpitrain.doctor import job as job_
 from mpitrain.doctor import machine, network, software, ssh_faults, trial
-from mpitrain.doctor.connection import Agent, all_at_once, start
+from mpitrain.doctor.connection import Agent, all_at_once, by_srun, start
 from mpitrain.doctor.facts import Clock, Facts
 from mpitrain.doctor.finding import Finding, merged
 from mpitrain.doctor.job import Job
@@ -22,8 +22,9 @@ from mpitrain.doctor.reach import WAY_SECONDS, Reach
 from mpitrain.doctor.ssh_faults import Unanswered
 from mpitrain.errors import LauncherError
 from mpitrain.launch.agent import Agent as SshProgram
-from mpitrain.launch.commands import build
-from mpitrain.launch.dialect import ASK_LIBRARY, Mpi, find_mpirun
+from mpitrain.launch.dialect import ASK_LIBRARY, Mpi, find_mpirun, launcher_mpi
+from mpitrain.launch.job import Job as StartedJob
+from mpitrain.launch.job import Srun, choose_srun
 from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
 
@@ -32,7 +33,7 @@ CONNECT_SECONDS = 5  # ssh's own limit
 ASK_SECONDS = 20.0
 TRIAL_SECONDS = 18.0
 # With one of these red, a trial job would only say the same in worse words, later.
-NEEDED = ("ssh", "Python", "numpy", "mpi4py", "mpitrain", "MPI", "user", "network", "firewall", "interfaces")
+NEEDED = ("ssh", "srun", "Python", "numpy", "mpi4py", "mpitrain", "MPI", "user", "network", "firewall", "interfaces")
 OWN = ""  # this machine, where no host is named so
 
 
@@ -53,10 +54,27 @@ def examine(job: Job, tell: Callable[[str], None]) -> tuple[Finding, ...]:
 
     Returns:
         Findings, in the order in which they are to be read.
+
+    Raises:
+        UsageError: the program that takes ssh's place is none.
     """
     ssh = from_environment(job.environ, connect_timeout_seconds=CONNECT_SECONDS)
-    with contextlib.closing(_Examination(job, ssh, tell)) as examination:
+    mpirun, mpi = _launcher(job.environ)
+    srun = choose_srun("auto", job.allocation, mpi, job.environ) if mpi is not None else None
+    with contextlib.closing(_Examination(job, ssh, tell, mpirun, mpi, srun)) as examination:
         return merged(examination.findings())
+
+
+def _launcher(environ: Mapping[str, str]) -> tuple[str | None, Mpi | None]:
+    """Local: the mpirun that `mpitrain run` would start, and whose it is, as far as they are known."""
+    try:
+        path = find_mpirun(environ)
+    except LauncherError:
+        return None, None
+    try:
+        return path, launcher_mpi(path, environ)
+    except LauncherError:
+        return path, None
 
 
 def is_here(name: str, own_name: str, addresses: Collection[str]) -> bool:
@@ -81,15 +99,10 @@ class _Examination:
     job: Job
     ssh: Ssh
     tell: Callable[[str], None]
+    mpirun: str | None
+    mpi: Mpi | None
+    srun: Srun | None
     agents: list[Agent] = field(default_factory=list)
-
-    @property
-    def mpirun(self) -> list[str]:
-        """The path of the mpirun that `mpitrain run` would start, if there is one."""
-        try:
-            return [find_mpirun(self.job.environ)]
-        except LauncherError:
-            return []
 
     def findings(self) -> Iterator[Finding]:
         names = [host.name for host in self.job.hosts]
@@ -100,22 +113,24 @@ class _Examination:
             return
         others = tuple(name for name in visits if visits[name] is not visits[here])
         if others:
-            yield Finding(ssh_faults.CHECK, others, "green", "answers without asking anything")
+            yield Finding("srun" if self.srun else "ssh", others, "green", "answers without asking anything")
         facts = {name: visit.facts for name, visit in visits.items()}
-        launcher = facts[here].own_launcher
-        mpi = launcher.mpi if launcher is not None else None
-        found = [*software.check(here, facts), *job_.check(self.job, mpi, facts), *machine.check(self.job, facts)]
+        found = [
+            *software.check(here, facts),
+            *job_.check(self.job, self.mpi, facts, self.srun is not None),
+            *machine.check(self.job, facts),
+        ]
         reach = Reach({name: visit.agent for name, visit in visits.items()}, facts)
         if others:
             self.tell(f"trying connections between {_count(facts)} (at most {WAY_SECONDS:.0f} s)")
-            found += self._ways(reach, facts, mpi)
+            found += self._ways(reach, facts)
         yield from found
         red = dict.fromkeys(finding.check for finding in (*failures, *found) if finding.colour == "red")
         hindrances = [check for check in red if check in NEEDED]
-        if launcher is None or mpi is None or hindrances:
+        if self.mpirun is None or self.mpi is None or hindrances:
             yield Finding("MPI job", tuple(names), "yellow", f"not tried: first mend {', '.join(hindrances) or 'MPI'}")
         else:
-            yield from self._trial(mpi, launcher.path, reach, {name: facts[name] for name in names})
+            yield from self._trial(self.mpi, self.mpirun, reach, {name: facts[name] for name in names})
 
     def close(self) -> None:
         """Local: end all agents."""
@@ -137,25 +152,26 @@ class _Examination:
         if not isinstance(own, Visit):
             words = own.words.strip() if isinstance(own, Unanswered) else ""
             return {}, [Finding("this host", (), "red", f"cannot be examined: {words or 'it takes too long'}")], None
-        failures = [ssh_faults.diagnose(name, found) for name, found in asked.items() if isinstance(found, Unanswered)]
+        diagnose = ssh_faults.diagnose_srun if self.srun else ssh_faults.diagnose
+        failures = [diagnose(name, found) for name, found in asked.items() if isinstance(found, Unanswered)]
         visits = {name: found or own for name, found in asked.items() if not isinstance(found, Unanswered)}
         here = next((name for name, found in visits.items() if found is own), own_name)
         return {here: own, **visits}, failures, here
 
     def _visit(self, host: str | None) -> Visit:
-        agent = start(host, self.ssh, self.job.environ)
+        agent = start(host, by_srun(self.srun.path) if self.srun else self.ssh.command, self.job.environ)
         self.agents.append(agent)
-        paths = [str(Path.cwd()), *self.mpirun]
+        paths = [str(Path.cwd()), *([self.mpirun] if self.mpirun else [])]
         told = agent.ask("facts", ASK_SECONDS, paths=paths, ask_library=ASK_LIBRARY)
         clock = Clock(0.0, 0.0) if host is None else agent.clock()
         return Visit(agent, replace(facts_.read(told), clock=clock))
 
-    def _ways(self, reach: Reach, facts: Mapping[str, Facts], mpi: Mpi | None) -> Iterator[Finding]:
-        attempts, silent = reach.try_all(network.port_ranges(self.job.environ, mpi))
+    def _ways(self, reach: Reach, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+        attempts, silent = reach.try_all(network.port_ranges(self.job.environ, self.mpi))
         if silent:
             yield Finding("network", tuple(silent), "red", "stopped answering while it was examined")
         answering = {name: host for name, host in facts.items() if name not in silent}
-        yield from network.check(answering, attempts, self.job.environ, mpi)
+        yield from network.check(answering, attempts, self.job.environ, self.mpi)
 
     def _trial(self, mpi: Mpi, mpirun: str, reach: Reach, facts: Mapping[str, Facts]) -> Iterator[Finding]:
         """One rank on each host, two on a single one, started as `mpitrain run` would."""
@@ -169,8 +185,9 @@ class _Examination:
             oversubscribe=len(hosts) == 1,
             environment=forwarded(self.job.environ, ()),
         )
+        started = StartedJob(request, mpi, mpirun, self.job.allocation, self.srun)
         with SshProgram(self.ssh) as program:
-            command = build(request, mpi, mpirun, str(program.path))
+            command = started.command(self.job.environ, str(program.path) if started.uses_ssh else None)
             outcome = trial.run(command.argv, command.environ(self.job.environ), TRIAL_SECONDS)
         yield from trial.check(outcome, tuple(facts))
         pair = trial.slowest(outcome)

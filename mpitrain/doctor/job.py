@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.finding import Finding
+from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.commands import shares
 from mpitrain.launch.dialect import Mpi
 from mpitrain.runtime.hostfile import Host
@@ -22,11 +23,13 @@ class Job:
         hosts: with their slots.
         ranks: how many.
         environ: variables of the launcher.
+        allocation: of a batch system, if that gave the hosts.
     """
 
     hosts: Sequence[Host]
     ranks: int
     environ: Mapping[str, str] = field(default_factory=dict)
+    allocation: Allocation | None = None
 
     @property
     def may_crowd(self) -> bool:
@@ -47,16 +50,17 @@ class Job:
         return {host.name: filled.get(host.name, 0) for host in self.hosts}
 
 
-def check(job: Job, mpi: Mpi | None, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def check(job: Job, mpi: Mpi | None, facts: Mapping[str, Facts], srun: bool = False) -> Iterator[Finding]:
     """Root, slots, cores and GPUs.
 
     Args:
         job: what is asked about.
         mpi: that of the launcher, as far as it is known.
         facts: of the hosts that could be asked.
+        srun: Slurm's srun starts the ranks in place of mpirun.
     """
     open_mpi = mpi is not None and mpi.is_open_mpi
-    yield from _root(job, open_mpi, facts)
+    yield from _root(job, open_mpi and not srun, facts)
     yield from _slots(job, open_mpi)
     for name, host in facts.items():
         ranks = job.ranks_on.get(name, 0)
@@ -76,7 +80,7 @@ def _root(job: Job, open_mpi: bool, facts: Mapping[str, Facts]) -> Iterator[Find
         words = f"mpitrain run --allow-run-as-root; by hand: export {' '.join(f'{name}=1' for name in lacking)}"
         yield Finding("user", names, "red", sentence, words)
     else:
-        how = "Open MPI is told to allow it" if open_mpi else "this MPI does not mind"
+        how = "Open MPI is told to allow it" if open_mpi else "this launcher does not mind"
         yield Finding("user", names, "green", f"ranks run as root: {how}")
 
 

@@ -84,10 +84,17 @@ def diagnose(host: str, failure: Unanswered) -> Finding:
             detail = re.search(r"Permission denied \(([\w,-]+)\)", failure.words)
             words = {"host": host, "detail": f"it takes {detail.group(1)}" if detail else "it refuses ours"}
             return Finding(CHECK, (host,), "red", sentence.format(**words), remedy.format(**words))
+    return Finding(CHECK, (host,), "red", *_unknown(failure, f"ssh -v -o BatchMode=yes {host} true"))
+
+
+def diagnose_srun(host: str, failure: Unanswered) -> Finding:
+    """The same for a host of a Slurm allocation, which is reached by srun."""
+    remedy = f"srun --overlap --nodes=1 --ntasks=1 --nodelist={host} hostname; sinfo --nodes={host} --long"
+    return Finding("srun", (host,), "red", *_unknown(failure, remedy))
+
+
+def _unknown(failure: Unanswered, remedy: str) -> tuple[str, str]:
     last = (failure.words.strip().splitlines() or ["no message"])[-1].strip()[:200]
     if failure.seconds is not None:
-        sentence = f"did not answer within {failure.seconds:.0f} s ({last})"
-        return Finding(CHECK, (host,), "red", sentence, f"ssh -v -o BatchMode=yes {host} true")
-    return Finding(
-        CHECK, (host,), "red", f"no command can be run there: {last}", f"ssh -v -o BatchMode=yes {host} true"
-    )
+        return f"did not answer within {failure.seconds:.0f} s ({last})", remedy
+    return f"no command can be run there: {last}", remedy

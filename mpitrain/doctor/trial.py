@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,11 @@ SLOW_BITS_PER_SECOND = 100e6
 SLOW_LATENCY_SECONDS = 5e-3
 # The exchange runs in TensorFlow's threads while the main thread goes on.
 THREAD_LEVELS = {"multiple": "green", "serialized": "yellow"}
+# Of what a launcher says at length, the lines that tell why; the first come from where it began.
+TELLING = re.compile(
+    "error|fail|unable|cannot|could not|refused|denied|not found|unreachable|timed out", re.IGNORECASE
+)
+SHOWN_LINES, SHOWN_LETTERS = 3, 400
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,8 @@ def _failed(trial: Trial, names: Sequence[str]) -> tuple[str, str]:
     progress = (BEGUN, STARTED)
     lines = ["".join(filter(str.isprintable, line)).strip() for line in trial.words.splitlines()]
     said = [line for line in lines if line.strip("-*=") and not line.endswith(progress)]
-    words = f"; it said: {' / '.join(said[-3:])[-300:]}" if said else ""
+    said = [line for line in dict.fromkeys(said) if TELLING.search(line)][:SHOWN_LINES] or said[-SHOWN_LINES:]
+    words = f"; it said: {' / '.join(said)[:SHOWN_LETTERS]}" if said else ""
     listed = ["-H", ",".join(f"{name}:1" for name in names), "--map-by", "node"] if len(names) > 1 else []
     remedy = f"see for yourself: {' '.join(['mpitrain run -np', str(max(2, len(names))), *listed, 'hostname'])}"
     if trial.seconds is None:

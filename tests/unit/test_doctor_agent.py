@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    running = start(None, Ssh(), {})
+    running = start(None, Ssh().command, {})
     yield running
     running.close()
 
@@ -154,7 +154,7 @@ def test_the_command_for_another_host_starts_the_same_agent(tmp_path: Path) -> N
     shell = tmp_path / "here-ssh"
     shell.write_text('#!/bin/sh\nwhile [ "$1" != there ]; do shift; done\nshift\nexec sh -c "$*"\n')
     shell.chmod(0o755)
-    running = start("there", Ssh((str(shell),)), {"PYTHONPATH": "/a b:/c'd", "SECRET": "no"})
+    running = start("there", Ssh((str(shell),)).command, {"PYTHONPATH": "/a b:/c'd", "SECRET": "no"})
     told = running.ask("facts", SECONDS, paths=[], ask_library="import os; print(os.environ['PYTHONPATH'])")
     assert told["mpi"]["library"] == "/a b:/c'd"
     assert told["python"]["executable"] == sys.executable
@@ -191,7 +191,7 @@ def test_names_of_this_machine(name: str, expected: bool) -> None:
 
 
 def test_a_stream_between_agents(agent: Agent) -> None:
-    other = start(None, Ssh(), {})
+    other = start(None, Ssh().command, {})
     (port,) = agent.ask("listen", SECONDS, token="secret", ranges=[(0, 0)])["ports"]
     target = {"address": "127.0.0.1", "port": port, "token_bytes": 6}
     assert other.ask("stream", SECONDS, **target, send_seconds=0.05)["bits_per_second"] > 0

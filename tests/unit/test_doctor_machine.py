@@ -76,6 +76,12 @@ def test_root(mpi: Mpi, environ: dict[str, str], remedy: str | None) -> None:
     assert all(remedy in f.remedy for f in found if remedy)
 
 
+def test_srun_does_not_mind_root() -> None:
+    facts = {"node0": host(root=True)}
+    found = check_job(Job(TWO[:1], 2), OPEN_MPI_5, facts, srun=True)
+    assert [f.colour for f in found if f.check == "user"] == ["green"]
+
+
 def test_more_ranks_than_cores_and_gpus() -> None:
     (cores,) = job_findings(4, OPEN_MPI_5, {}, cores=1)
     assert (cores.check, cores.colour, cores.hosts) == ("cores", "yellow", ("node1",))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpitrain.doctor.ssh_faults import Unanswered, diagnose
+from mpitrain.doctor.connection import by_srun
+from mpitrain.doctor.ssh_faults import Unanswered, diagnose, diagnose_srun
 
 CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
 @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
@@ -56,3 +57,13 @@ def test_each_reason_is_told_apart(words: str, sentence: str, remedy: str) -> No
 
 def test_silence() -> None:
     assert "did not answer within 9 s" in diagnose("n1", Unanswered("", 9.0)).sentence
+
+
+def test_hosts_that_srun_reaches() -> None:
+    found = diagnose_srun("n1", Unanswered("srun: error: Unable to create step for job 4: Node is down\n"))
+    assert (found.check, found.colour, found.hosts) == ("srun", "red", ("n1",))
+    assert "Node is down" in found.sentence
+    assert "srun --overlap --nodes=1 --ntasks=1 --nodelist=n1 hostname" in found.remedy
+    words = by_srun("/usr/bin/srun")("n1", ["sh", "-c", "true"])
+    assert words[0] == "/usr/bin/srun"
+    assert words[-4:] == ["--nodelist=n1", "sh", "-c", "true"]

@@ -62,6 +62,10 @@ def test_a_job_as_it_should_be() -> None:
         ({"code": 3, "words": "one\ntwo\n---\nthree\nfour\n", "ranks": 0}, "exit code 3; it said: two / three / four"),
         ({"code": 0, "words": "", "ranks": 0}, "failed with exit code 0"),
         (
+            {"code": 14, "words": "a\nUnable to connect\nb\nUnable to connect\nAn error\nc\nd", "ranks": 0},
+            "it said: Unable to connect / An error",
+        ),
+        (
             {"seconds": 20.0, "words": "x\0y"},
             "rank had begun: mpirun does not get through to its daemons, and was ended after 20 s; it said: xy",
         ),
