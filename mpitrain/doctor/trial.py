@@ -27,9 +27,7 @@ SLOW_LATENCY_SECONDS = 5e-3
 # The exchange runs in TensorFlow's threads while the main thread goes on.
 THREAD_LEVELS = {"multiple": "green", "serialized": "yellow"}
 # Of what a launcher says at length, the lines that tell why; the first come from where it began.
-TELLING = re.compile(
-    "error|fail|unable|cannot|could not|refused|denied|not found|unreachable|timed out", re.IGNORECASE
-)
+TELLING = re.compile("error|fail|unable|cannot|could not|refused|denied|not found|unreachable|timed out", re.IGNORECASE)
 SHOWN_LINES, SHOWN_LETTERS = 3, 400
 
 
