@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import re
+import resource
 import selectors
 import shutil
 import signal
@@ -307,6 +308,8 @@ def connect(request: dict[str, Any]) -> dict[str, Any]:
         `results`, one for each target: `ok`, `stranger` (another host has that address), `refused`, `unreachable`,
         `silent`, or the name of an error.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each connection
     results = ["silent"] * len(request["targets"])
     end = time.monotonic() + request["wait_seconds"]
     with selectors.DefaultSelector() as selector:

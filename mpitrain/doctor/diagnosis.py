@@ -90,10 +90,11 @@ def is_here(name: str, own_name: str, addresses: Collection[str]) -> bool:
     if name in ("localhost", own_name, own_name.partition(".")[0]):
         return True
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
     except OSError:
         return False  # ssh may know it all the same
-    return not found.isdisjoint(addresses)
+    # Distributions give a machine's own name an address such as 127.0.1.1, which no interface has.
+    return any(address in addresses or address.startswith("127.") for address in found)
 
 
 @dataclass

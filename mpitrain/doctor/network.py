@@ -16,6 +16,7 @@ SYSTEM_CHOOSES = (0, 0)
 OPEN_MPI_FIRST_PORT, OPEN_MPI_PORTS = 1024, 64511
 # Of the libraries that carry MPICH's and Intel MPI's messages: UCX, libfabric.
 HYDRA_RANKS_VARIABLES = ("UCX_NET_DEVICES", "FI_TCP_IFACE")
+MOST_WAYS, FEWEST_FOLLOWERS = 1 << 14, 8
 NAMED = 3  # so many ways are named, the others counted
 
 
@@ -83,13 +84,21 @@ def candidates(host: Facts, environ: Mapping[str, str], mpi: Mpi | None) -> list
     return _leading_out(host)
 
 
+def ways(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Who is to call whom: everybody each other, but of very many hosts only some that follow, round the list."""
+    followers = min(len(names) - 1, max(FEWEST_FOLLOWERS, MOST_WAYS // max(1, len(names))))
+    return [
+        (name, names[(position + step) % len(names)])
+        for position, name in enumerate(names)
+        for step in range(1, followers + 1)
+    ]
+
+
 def plan(facts: Mapping[str, Facts], ports: Mapping[str, Sequence[int]]) -> list[Attempt]:
-    """What each host is to try: every address of every other host, on its ports and on that of ssh."""
+    """What each host is to try: every address of other hosts, on their ports and on that of ssh."""
     return [
         Attempt(source, target, interface.address, port)
-        for source in facts
-        for target in ports
-        if source != target
+        for source, target in ways([name for name in facts if name in ports])
         for interface in _leading_out(facts[target])
         for port in (*ports[target], SSH_PORT)
     ]
@@ -125,8 +134,9 @@ def check(
             yield _firewall(seen, pairs)
     yield from _interfaces(seen, environ, mpi)
     if seen.pairs and not lost and not blocked and not partly:
-        ports = "the ports that MPI uses are open"
-        yield Finding("firewall", tuple(facts), "green", f"all {len(seen.pairs)} ways between hosts: {ports}")
+        every = "all " if len(seen.pairs) == len(facts) * (len(facts) - 1) else ""
+        sentence = f"{every}{len(seen.pairs)} ways between hosts: the ports that MPI uses are open"
+        yield Finding("firewall", tuple(facts), "green", sentence)
 
 
 def common(facts: Mapping[str, Facts], attempts: Sequence[Attempt]) -> tuple[IPv4Network, ...]:
@@ -144,7 +154,10 @@ class _Seen:
         self._attempts: dict[tuple[str, str], list[Attempt]] = {}
         for attempt in attempts:
             self._attempts.setdefault((attempt.source, attempt.target), []).append(attempt)
-        self.pairs = [(source, target) for source in facts for target in facts if source != target]
+        self.pairs = ways(list(facts))
+        self._by_target: dict[str, list[tuple[str, str]]] = {}
+        for pair in self.pairs:
+            self._by_target.setdefault(pair[1], []).append(pair)
 
     def tried(self, pair: tuple[str, str]) -> dict[str, list[Attempt]]:
         """Attempts of a pair by address."""
@@ -182,13 +195,17 @@ class _Seen:
         """Whether any other host has an open port at that address."""
         return any(interface.address in self.addresses(pair, "open") for pair in self._to(name))
 
+    def arrives(self, name: str, interface: Interface) -> bool:
+        """Whether anything came back from that address to any other host."""
+        return any(interface.address in self.addresses(pair, "arrived") for pair in self._to(name))
+
     def strange(self, name: str, interface: Interface) -> bool:
         """Whether another machine answered at that address."""
         tries = [attempt for pair in self._to(name) for attempt in self.tried(pair).get(interface.address, ())]
         return any(attempt.result == "stranger" for attempt in tries)
 
     def _to(self, name: str) -> list[tuple[str, str]]:
-        return [(source, name) for source in self.facts if source != name]
+        return self._by_target.get(name, [])
 
 
 def _firewall(seen: _Seen, pairs: Sequence[tuple[str, str]]) -> Finding:
@@ -236,6 +253,8 @@ def _nowhere(seen: _Seen, name: str, interface: Interface, told: bool, mpi: Mpi 
         why = "it is inside this host"
     elif seen.strange(name, interface):
         why = "several hosts have that address"
+    elif seen.arrives(name, interface):
+        why = "packets arrive there, but its ports are closed"
     else:
         why = "no other host reaches it: there is no route"
     others = (one for other, host in seen.facts.items() if other != name for one in host.interfaces)

@@ -10,7 +10,7 @@ import pytest
 
 from mpitrain.doctor.facts import Facts, Interface
 from mpitrain.doctor.finding import Finding
-from mpitrain.doctor.network import SSH_PORT, Attempt, check, common, plan, port_ranges
+from mpitrain.doctor.network import SSH_PORT, Attempt, check, common, plan, port_ranges, ways
 from mpitrain.launch.dialect import Mpi
 from tests.unit.doctor_hosts import INTEL_2021, LOOPBACK, MPICH_5, OPEN_MPI_4, OPEN_MPI_5, host, hosts, interface
 
@@ -43,6 +43,14 @@ def test_every_host_tries_every_address_and_port_of_every_other() -> None:
     assert len(attempts) == 6 * 3
     assert Attempt("node2", "node0", "10.0.0.1", SSH_PORT) in attempts
     assert not any(attempt.address.startswith("127.") for attempt in attempts)
+
+
+def test_of_very_many_hosts_each_calls_some() -> None:
+    few, many = ways(list("abcd")), ways([str(number) for number in range(2000)])
+    assert sorted(few) == sorted((one, other) for one in "abcd" for other in "abcd" if one != other)
+    assert len(many) == len(set(many)) == 2000 * 8
+    assert {target for _, target in many} == {source for source, _ in many}
+    assert ways(["a"]) == ways([]) == []
 
 
 def test_all_well() -> None:
@@ -117,6 +125,13 @@ def test_an_address_that_several_hosts_have() -> None:
     facts = {f"node{number}": two_interfaces(number, address="192.168.9.1") for number in range(2)}
     found = bad(facts, lambda a: "ok" if a.address.startswith("10.") or a.port == SSH_PORT else "stranger")
     assert "several hosts have that address" in found[0].sentence
+
+
+def test_an_interface_whose_ports_are_closed() -> None:
+    facts = {f"node{number}": two_interfaces(number) for number in range(2)}
+    found = bad(facts, lambda a: "ok" if a.address.startswith("10.") or a.port == SSH_PORT else "silent")
+    assert [(f.check, f.colour) for f in found] == [("interfaces", "red")] * 2
+    assert "packets arrive there, but its ports are closed" in found[0].sentence
 
 
 @pytest.mark.parametrize(("mpi", "count"), [(OPEN_MPI_5, 2), (MPICH_5, 0)])
