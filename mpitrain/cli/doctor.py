@@ -70,7 +70,9 @@ def _job(arguments: argparse.Namespace) -> Job:
     else:
         hosts = batch.hosts if batch else (Host("localhost", physical_cores()),)
     asked = batch.ranks if batch and hosts == batch.hosts else None
-    return Job(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, batch)
+    given = {host.name for host in batch.hosts} if batch else set()
+    within = batch if all(host.name in given for host in hosts) else None
+    return Job(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, within)
 
 
 def _tell(what: str) -> None:

@@ -35,7 +35,20 @@ CONNECT_SECONDS = 5  # ssh's own limit
 ASK_SECONDS = 22.0
 LEAST_TRIAL_SECONDS = 15.0
 # With one of these red, a trial job would only say the same in worse words, later.
-NEEDED = ("ssh", "srun", "Python", "numpy", "mpi4py", "mpitrain", "MPI", "user", "network", "firewall", "interfaces")
+NEEDED = (
+    "ssh",
+    "srun",
+    "Python",
+    "numpy",
+    "mpi4py",
+    "mpitrain",
+    "MPI",
+    "paths",
+    "user",
+    "network",
+    "firewall",
+    "interfaces",
+)
 OWN = ""  # this machine, where no host is named so
 
 

@@ -67,6 +67,8 @@ def test_the_hosts_of_a_batch_job(jobs: list[Job], monkeypatch: pytest.MonkeyPat
     assert (jobs[0].hosts, jobs[0].ranks) == ((Host("n1", 2), Host("n2", 2)), 3)
     assert main(["doctor", "-H", "x:5"]) == 0
     assert (jobs[1].hosts, jobs[1].ranks) == ((Host("x", 5),), 5)
+    assert main(["doctor", "-H", "n2"]) == 0
+    assert [job.allocation is not None for job in jobs] == [True, False, True]
 
 
 def test_this_host_alone(jobs: list[Job]) -> None:
