@@ -95,7 +95,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is None:
             return
         self._exchange.join()
-        if logs:
+        if logs is not None:
             logs.update(_mean_logs(logs, self._world))
         self._end_epoch_alike()
         average_statistics(_statistics(self.model), world=self._world)
@@ -248,17 +248,19 @@ def global_metrics(metrics: Sequence[Any], result: Callable[[], dict[str, Any]],
 
 
 def _mean_logs(logs: dict[str, Any], world: World) -> dict[str, float]:
-    """Collective: numbers of `logs` averaged over ranks, where they differ: what steps return of their own."""
-    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-    world.agreement.call(f"logs {names}")
-    own = np.array([float(logs[name]) for name in names], np.float64)
-    everyone = np.zeros((world.size, len(names)), np.float64)
-    world.communicator.all_gather(own, everyone)
-    return {
-        name: float(everyone[:, column].mean())
-        for column, name in enumerate(names)
-        if not (everyone[:, column] == own[column]).all()
-    }
+    """Collective: numbers of `logs` averaged over the ranks that have them, where they differ or are absent here.
+
+    They differ where steps return numbers of their own. A rank that had no data has none.
+    """
+    own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+    world.agreement.call("logs of an epoch")
+    everyone = world.communicator.all_gather_obj(own)
+    found = {}
+    for name in dict.fromkeys(name for one in everyone for name in one):
+        values = [one[name] for one in everyone if name in one]
+        if name not in own or any(value != own[name] for value in values):
+            found[name] = float(np.mean(values))
+    return found
 
 
 def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:
