@@ -18,7 +18,7 @@ from mpitrain.launch import allocation, dialect
 from mpitrain.launch.agent import Agent
 from mpitrain.launch.commands import Command
 from mpitrain.launch.dialect import Mpi
-from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
+from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command, reached_by_ssh
 from mpitrain.launch.report import OUTPUT_VARIABLE, RUN_VARIABLE
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, from_environment
@@ -160,7 +160,8 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),
     )
-    return Job(request, mpi, mpirun, batch, srun)
+    uses_ssh = bool(hosts) and srun is None and reached_by_ssh(mpi, batch, os.environ)
+    return Job(request, mpi, mpirun, batch, srun, uses_ssh)
 
 
 def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:

@@ -211,11 +211,12 @@ def build_srun(request: Request, mpi: Mpi, plugin: str, environ: Mapping[str, st
     argv += ["--overcommit"] * request.oversubscribe + ["--label"] * request.tag_output
     if environ.get("SLURM_CPUS_PER_TASK"):
         argv.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")  # srun no longer takes it from sbatch
-    # The plugin offers secrets of munge, which the PMIx inside a wheel of Open MPI cannot read.
-    forced = {"PMIX_SECURITY_MODE": "native"} if mpi.is_open_mpi and "PMIX_SECURITY_MODE" not in environ else {}
-    forced |= _ranks_interfaces(request, *(() if mpi.is_open_mpi else FABRICS))
+    forced = _ranks_interfaces(request, *(() if mpi.is_open_mpi else FABRICS))
     if mpi.is_open_mpi and request.interfaces:
         forced["OMPI_MCA_btl_tcp_if_include"] = ",".join(request.interfaces)
     names = sorted({*request.environment, *forced, *(name for name in SRUN_BASICS if name in environ)})
     argv.append(f"--export={','.join(names)}")
-    return Command((*argv, *request.extra, *request.command), {**forced, **request.environment}, {}, True)
+    # Slurm tells the ranks to prove who they are by munge or else natively. The PMIx of a wheel knows no munge, and
+    # would say so many times.
+    proof = ("env", "PMIX_SECURITY_MODE=native") if mpi.is_open_mpi else ()
+    return Command((*argv, *request.extra, *proof, *request.command), {**forced, **request.environment}, {}, True)

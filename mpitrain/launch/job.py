@@ -22,6 +22,7 @@ RANK_COMMANDS = ("train", "bench")
 OURS = (sys.executable, "-m", "mpitrain")
 # By which of Slurm's plugins the ranks of an MPI find each other, the best first.
 PLUGINS = {"Open MPI": ("pmix",), "MPICH": ("pmi2", "pmix"), "Intel MPI": ("pmi2",)}
+INTEL_BOOTSTRAP = "I_MPI_HYDRA_BOOTSTRAP"
 LIST_TIMEOUT_SECONDS = 30
 
 
@@ -48,6 +49,7 @@ class Job:
         mpirun: its path.
         allocation: of a batch system, if there is one.
         srun: if it starts the ranks in place of mpirun.
+        uses_ssh: other hosts are reached by ssh.
     """
 
     request: Request
@@ -55,6 +57,7 @@ class Job:
     mpirun: str
     allocation: Allocation | None = None
     srun: Srun | None = None
+    uses_ssh: bool = False
 
     @property
     def launcher(self) -> str:
@@ -65,12 +68,6 @@ class Job:
     def is_ours(self) -> bool:
         """The ranks run mpitrain, and not a program of another kind."""
         return self.request.command[: len(OURS)] == OURS
-
-    @property
-    def uses_ssh(self) -> bool:
-        """Other hosts are reached by ssh. Hydra knows the ways of batch systems; Open MPI prefers them by itself."""
-        batch = self.allocation.system if self.allocation else ""
-        return bool(self.request.hosts) and not self.srun and (self.mpi.is_open_mpi or batch in ("", "PBS", "hostfile"))
 
     def command(self, environ: Mapping[str, str], agent: str | None) -> Command:
         """The command line, and its variables.
@@ -147,6 +144,17 @@ def _plugins(srun: str, environ: Mapping[str, str]) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return (finished.stdout + finished.stderr).replace(",", " ").split()
+
+
+def reached_by_ssh(mpi: Mpi, allocation: Allocation | None, environ: Mapping[str, str]) -> bool:
+    """Whether mpirun comes to other hosts by ssh, or by the ways of a batch system.
+
+    Open MPI prefers the latter by itself, where it has been built with them. Hydra does too, but not if it is told a
+    program: which the user may have done (then it is for ssh), or else this launcher does.
+    """
+    batch = allocation.system if allocation else ""
+    told = "HYDRA_LAUNCHER_EXEC" in environ or "ssh" in (environ.get("HYDRA_LAUNCHER"), environ.get(INTEL_BOOTSTRAP))
+    return mpi.is_open_mpi or told or batch in ("", "PBS", "hostfile")
 
 
 def check_root(mpi: Mpi, allowed: bool, srun: Srun | None) -> bool:

@@ -252,8 +252,9 @@ class Supervisor:
 
     def _translated(self, signum: int) -> int:
         """The signal that makes this launcher do what the one sent here asks for."""
-        if self._plan.launcher == OPEN_MPI and self._outcome.listener.ranks("graceful"):
-            # Told to end, it kills the ranks after a second. SIGUSR1 it hands on, to ranks that then come to an end.
+        if self._plan.launcher != HYDRA and self._outcome.listener.ranks("graceful"):
+            # Told to end, Open MPI kills the ranks after a second, and srun cancels the step. SIGUSR1 both hand on, to
+            # ranks that then come to an end.
             return signal.SIGUSR1
         if signum == signal.SIGHUP or self._plan.launcher == SRUN:
             return signal.SIGTERM  # Hydra dies of SIGHUP and leaves word to nobody; srun answers SIGINT with a status

@@ -35,8 +35,10 @@ ip link set eth0 up
 mount --bind {directory}/hosts /etc/hosts
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
-mkdir -p /run/sshd /run/tmp
+mkdir -p /run/sshd /run/tmp /run/cgroup
+mount --rbind /sys/fs/cgroup /run/cgroup
 mount -t sysfs sysfs /sys
+mount --move /run/cgroup /sys/fs/cgroup
 touch {directory}/{name}.up
 exec {sshd} -D -e -f {directory}/sshd_config
 """
@@ -49,7 +51,6 @@ UseDNS no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 SetEnv TMPDIR=/run/tmp
-MaxStartups 100
 """
 SSH_CONFIG = """Host *
  IdentityFile {directory}/id
@@ -57,7 +58,6 @@ SSH_CONFIG = """Host *
  UserKnownHostsFile {directory}/known_hosts
  GlobalKnownHostsFile /dev/null
  StrictHostKeyChecking yes
- LogLevel ERROR
 """
 
 

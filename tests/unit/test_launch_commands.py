@@ -195,7 +195,10 @@ def test_shares(ranks: int, slots: tuple[int, ...], expected: list[int]) -> None
             OMPI5,
             "pmix",
             {"HOME": "/h"},
-            "srun --mpi=pmix --ntasks=4 --kill-on-bad-exit=1 --distribution=block --export=HOME,PMIX_SECURITY_MODE",
+            (
+                "srun --mpi=pmix --ntasks=4 --kill-on-bad-exit=1 --distribution=block --export=HOME "
+                "env PMIX_SECURITY_MODE=native"
+            ),
         ),
         (
             Request(PROGRAM, 4, environment={"SEED": "1"}),
