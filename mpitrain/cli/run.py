@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(job, _shown(command) if arguments.verbose else None)
         plan = Plan(
             command.argv,
-            command.environ(dialect.without_rank(os.environ)),
+            command.environ(dialect.beside(job.mpirun, dialect.without_rank(os.environ))),
             secret,
             job.launcher,
             job.is_ours,
@@ -141,6 +141,7 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         asked = batch.ranks
     ranks, crowded = count_ranks(asked, hosts, physical_cores(), arguments.oversubscribe)
     mpirun = dialect.find_mpirun(os.environ, arguments.mpirun)
+    environ = dialect.beside(mpirun, os.environ)
     command = rank_command(arguments.rest)
     mpi = _mpi(mpirun, command)
     srun = choose_srun(arguments.launcher, batch, mpi, os.environ)
@@ -155,7 +156,7 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         arguments.bind_to,
         crowded,
         check_root(mpi, arguments.allow_run_as_root, srun),
-        {**forwarded(os.environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
+        {**forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
         tuple((arguments.network_interfaces or "").replace(",", " ").split()),
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),

@@ -39,6 +39,7 @@ MUNGE = (
     "--seed-file=/run/munged.seed"
 )
 
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     absent = [program for program in SLURM if shutil.which(program) is None]

@@ -86,6 +86,14 @@ def test_mpiruns_that_are_none(tmp_path: Path, lines: str, complaint: str) -> No
         dialect.launcher_mpi(program(tmp_path / "mpirun", lines), {})
 
 
+def test_an_mpirun_that_starts_others_by_name(tmp_path: Path) -> None:
+    program(tmp_path / "mpiexec.hydra", f"echo '{INTEL.splitlines()[0]}'")
+    mpirun = program(tmp_path / "mpirun", 'mpiexec.hydra "$@"')
+    assert dialect.launcher_mpi(mpirun, {"PATH": "/usr/bin:/bin"}) == Mpi(INTEL_MPI, (2021, 11))
+    assert dialect.beside(mpirun, {"PATH": "/bin"})["PATH"] == f"{tmp_path}:/bin"
+    assert dialect.beside(mpirun, {"PATH": f"/bin:{tmp_path}"})["PATH"] == f"/bin:{tmp_path}"
+
+
 def test_no_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LauncherError, match="/nowhere/mpirun is no program: name one with --mpirun"):
         dialect.find_mpirun(os.environ, "/nowhere/mpirun")
