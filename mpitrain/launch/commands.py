@@ -103,7 +103,7 @@ def _open_mpi(request: Request, argv: list[str], environment: dict[str, str], de
     for name in _names(request):
         # Those of Open MPI's own settings reach the ranks by themselves.
         argv += [] if name.startswith(("OMPI_MCA_", "PMIX_MCA_")) else ["-x", name]
-    environment |= request.environment
+    environment = {**request.environment, **environment}
     return Command((*argv, *request.extra, *request.command), environment, defaults, bool(request.hosts))
 
 
@@ -219,4 +219,4 @@ def build_srun(request: Request, mpi: Mpi, plugin: str, environ: Mapping[str, st
     # Slurm tells the ranks to prove who they are by munge or else natively. The PMIx of a wheel knows no munge, and
     # would say so many times.
     proof = ("env", "PMIX_SECURITY_MODE=native") if mpi.is_open_mpi else ()
-    return Command((*argv, *request.extra, *proof, *request.command), {**forced, **request.environment}, {}, True)
+    return Command((*argv, *request.extra, *proof, *request.command), {**request.environment, **forced}, {}, True)

@@ -16,7 +16,7 @@ from mpitrain.errors import LauncherError
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
 # In the order in which they are tried: what `mpirun --version` and MPI_Get_library_version say.
 _SIGNS = (
-    (OPEN_MPI, re.compile(r"\(Open MPI\)\s*v?([\d.]+)|Open MPI v([\d.]+)|Open MPI|PRRTE")),
+    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s*v?([\d.]+)|Open MPI v([\d.]+)|Open MPI|PRRTE")),
     (
         INTEL_MPI,
         re.compile(r"Intel\(R\) MPI Library.*?Version\s+([\d.]+)|Intel\(R\) MPI Library\D*([\d.]+)", re.DOTALL),

@@ -25,6 +25,7 @@ INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005 (id:
     [
         (OPEN_MPI_5, Mpi(OPEN_MPI, (5, 0, 11))),
         (OPEN_MPI_4, Mpi(OPEN_MPI, (4, 1, 4))),
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n", Mpi(OPEN_MPI, (4, 1, 4))),
         ("prterun (PRRTE) 3.0.11\n", Mpi(OPEN_MPI)),
         (HYDRA, Mpi(MPICH, (5, 0, 2))),
         ("HYDRA build details:\n    Version:     4.2.3\n", Mpi(MPICH, (4, 2, 3))),
