@@ -86,7 +86,9 @@ def _open_mpi_4(request: Request, mpirun: str, agent: str | None) -> Command:
     argv += ["--oversubscribe"] * request.oversubscribe + ["--tag-output"] * request.tag_output
     environment = {"OMPI_MCA_oob_tcp_if_include": ",".join(request.interfaces)} if request.interfaces else {}
     defaults = {f"OMPI_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in KEEPALIVE_SECONDS.items()}
-    environment |= {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_plm_rsh_no_tree_spawn": "1"} if agent else {}
+    # Its daemons look for the agent too, on their hosts, and end without one (seen: 4.1.4): there they find their own.
+    agents = {"OMPI_MCA_plm_rsh_agent": f"{agent} : ssh : rsh", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
+    environment |= agents if agent else {}
     return _open_mpi(request, argv, environment, defaults)
 
 
