@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ class World:
         devices: the accelerator of this rank.
         threads: TensorFlow's thread pools on this rank.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
+        parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
     """
 
     topology: Topology
@@ -48,6 +49,7 @@ class World:
     devices: DevicePlan
     threads: ThreadPlan
     leave: Callable[[], object] = field(init=False)
+    parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.leave = self.agreement.leave
@@ -89,7 +91,11 @@ class World:
 
     def finish(self) -> None:
         """Collective: leave with all the others. Called at the end of the program."""
+        for begin, _ in self.parts:
+            begin()
         self.leave()
+        for _, wait in self.parts:
+            wait()
         report.tell("finished", self.rank)
 
 
@@ -148,19 +154,32 @@ def init(
         _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
     )
     environ.update(pools.environment)
-    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
-    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
-    world = World(
-        topology,
-        communicator,
-        Agreement(communicator, topology.hosts),
-        AllReduce(communicator, layout, environ),
-        plan,
-        pools,
-    )
+    world = world_of(communicator, topology, plan, pools)
     _current.append(world)
     atexit.register(world.finish)
     return world
+
+
+def world_of(
+    communicator: Communicator,
+    topology: Topology,
+    devices: DevicePlan,
+    threads: ThreadPlan,
+    ranks: Sequence[int] | None = None,
+) -> World:
+    """Local: the World of these ranks.
+
+    Args:
+        communicator: of all of them.
+        topology: where each is.
+        devices: of this rank.
+        threads: of this rank.
+        ranks: their numbers in the job, for messages, where they are a part of it.
+    """
+    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
+    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
+    agreement = Agreement(communicator, topology.hosts, ranks)
+    return World(topology, communicator, agreement, AllReduce(communicator, layout, os.environ), devices, threads)
 
 
 def current_world() -> World:
