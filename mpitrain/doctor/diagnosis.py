@@ -205,7 +205,9 @@ class _Examination:
         )
         started = StartedJob(request, mpi, mpirun, self.job.allocation, self.srun)
         with SshProgram(self.ssh) as program:
-            command = started.command(self.job.environ, str(program.path) if started.uses_ssh else None)
+            command = started.command(
+                self.job.environ, str(program.path) if started.uses_ssh(self.job.environ) else None
+            )
             outcome = trial.run(command.argv, command.environ(self.job.environ), seconds)
         yield from trial.check(outcome, tuple(facts))
         pair = trial.slowest(outcome)
