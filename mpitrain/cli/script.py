@@ -37,6 +37,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
     parser.add_argument(
+        "--divide-loops", action="store_true", help="divide the tf.data batches of the script's own loops, too"
+    )
+    parser.add_argument(
         "--as-horovod", action="store_true", help="a script that imports horovod: it finds mpitrain.horovod instead"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
@@ -77,5 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
         return 0
-    script.run(world, wanted, Path(arguments.output).resolve(), arguments.batch_size_is == "global", arguments.dry_run)
+    division = script.Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
+    script.run(world, wanted, Path(arguments.output).resolve(), division)
     return 0

@@ -38,8 +38,17 @@ def sample_count(samples: Any) -> Iterator[None]:
         _samples.reset(token)
 
 
+def keep_sample_count(samples: Any) -> None:
+    """Local: from now on `samples` holds wherever no `sample_count` does.
+
+    Args:
+        samples: as for `sample_count`; a variable is read at each exchange.
+    """
+    _samples.set(samples)
+
+
 def current_samples() -> Any:
-    """Local: the number that `sample_count` set, or 1."""
+    """Local: the number that `sample_count` or `keep_sample_count` set, or 1."""
     return _samples.get()
 
 
