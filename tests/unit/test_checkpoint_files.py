@@ -27,7 +27,7 @@ from mpitrain.training.checkpoint.writer import BackgroundWriter
 
 
 def example() -> Snapshot:
-    arrays = {
+    arrays: dict[str, Any] = {
         "kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
         "empty": np.empty((0, 3), np.float16),
         "number": np.asarray(7, np.int64),
@@ -260,7 +260,12 @@ def test_a_full_disk_is_told_and_the_checkpoints_before_stay(tmp_path: Path) -> 
 
 def test_the_writer_waits_for_the_job_before() -> None:
     writer, done = BackgroundWriter(print), list[int]()
-    writer.start(lambda: (time.sleep(0.2), done.append(1))[-1])
+
+    def slow() -> None:
+        time.sleep(0.2)
+        done.append(1)
+
+    writer.start(slow)
     assert writer.busy
     assert not writer.wait(0.01)
     writer.start(lambda: done.append(2))

@@ -144,7 +144,7 @@ def _created(path: Path) -> Iterator[BinaryIO]:
     """A new file, on the disk when the context ends."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
-        yield file  # type: ignore[misc]
+        yield file
         os.fsync(descriptor)
 
 
@@ -160,7 +160,7 @@ def _write_arrays(file: BinaryIO, arrays: Mapping[str, Array]) -> tuple[list[dic
         array = np.asarray(given, order="C")
         if DTYPES.get(array.dtype.name) != array.dtype:
             raise TypeError(f"{name} is of type {array.dtype}, which a checkpoint cannot hold")
-        data = memoryview(array.reshape(-1).view(np.uint8))
+        data = array.reshape(-1).view(np.uint8).data
         padding = memoryview(bytes(-offset % ALIGNMENT_BYTES))
         for piece in (padding, data):
             _write_all(file, piece)
@@ -227,12 +227,13 @@ def _checked(path: Path, name: str, size: int, sha256: str, keep: bool) -> Array
             if os.fstat(file.fileno()).st_size != size:
                 raise DamagedError(f"{file_path} has {os.fstat(file.fileno()).st_size} bytes instead of {size}")
             content = np.empty(size if keep else min(size, BLOCK_BYTES), np.uint8)
+            view = content.data
             while done < size:
                 begin = done if keep else 0
-                count = file.readinto(memoryview(content)[begin : begin + min(BLOCK_BYTES, size - done)])
+                count = file.readinto(view[begin : begin + min(BLOCK_BYTES, size - done)])
                 if not count:
                     raise DamagedError(f"{file_path} ends after {done} of {size} bytes")
-                digest.update(content[begin : begin + count])
+                digest.update(view[begin : begin + count])
                 done += count
     except OSError as error:
         raise DamagedError(f"{file_path} cannot be read ({error.strerror})") from error
