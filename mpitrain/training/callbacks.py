@@ -127,6 +127,7 @@ class _ModelHook:
 
     Attributes:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
+        synchronized: variables are those of rank 0 already.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
@@ -134,7 +135,7 @@ class _ModelHook:
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
-        self._synchronized = False
+        self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._train_step: Callable[[Any], Any] = model.train_step
         self._own_train_step = self._train_step
@@ -144,7 +145,7 @@ class _ModelHook:
         """Local: at the first use, and after each new `compile`: cut a compiled step at the exchange."""
         model = self._model
         if model.jit_compile or model.optimizer is not self._optimizer:
-            self._synchronized, self._train_step = False, self._own_train_step
+            self.synchronized, self._train_step = False, self._own_train_step
             model.train_function = model.test_function = None
         self._optimizer = model.optimizer
         if model.jit_compile:
@@ -170,8 +171,8 @@ class _ModelHook:
 
     def train_step(self, data: Any) -> Any:
         """Collective: the model's training step, its gradients weighted by the samples of `data`."""
-        if not self._synchronized:
-            self._synchronized = True
+        if not self.synchronized:
+            self.synchronized = True
             _synchronize_before_trace(self._model, data, self._exchange.world)
         first = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
         with sample_count(tf.shape(first)[0]):
@@ -216,6 +217,12 @@ def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, An
     logs |= _mean_logs(logs, world)
     logs |= {name: float(value) for name, value in hook.global_result().items() if name in logs}
     return logs if as_dictionary else model._flatten_metrics_in_order(logs)
+
+
+def begun_alike(model: Any) -> None:
+    """Local: variables have the values of a checkpoint on all ranks; the first step leaves them so."""
+    if ATTRIBUTE in model.__dict__:
+        model.__dict__[ATTRIBUTE].synchronized = True
 
 
 def average_batch_statistics(model: Any, world: World) -> None:

@@ -73,7 +73,7 @@ def write(path: Path, snapshot: Snapshot, write_model: ModelWriter | None = None
     Args:
         path: a directory that does not exist, in one that does.
         snapshot: what to save.
-        write_model: writes the file it is given, for other programs.
+        write_model: writes the file it is given, for other programs, if it can.
 
     Raises:
         OSError: it cannot be written, or `path` exists; nothing is left of it.
@@ -86,6 +86,7 @@ def write(path: Path, snapshot: Snapshot, write_model: ModelWriter | None = None
             places, files = _write_arrays(file, snapshot.arrays)
         if write_model is not None:
             write_model(part / MODEL)
+        if (part / MODEL).exists():
             (part / MODEL).chmod(FILE_MODE)
             files[MODEL] = _synchronized(part / MODEL)
         body = {"files": files, "arrays": places, "info": snapshot.info}

@@ -26,7 +26,7 @@ class BackgroundWriter:
         """Whether a job is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Callable[[], object]) -> None:
         """Local: begin `job`, after the one before has ended."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name="mpitrain checkpoint")
@@ -38,7 +38,7 @@ class BackgroundWriter:
             self._thread.join(timeout_seconds)
         return not self.busy and not self.failed
 
-    def _run(self, job: Callable[[], None]) -> None:
+    def _run(self, job: Callable[[], object]) -> None:
         self.failed = True
         began = time.perf_counter()
         try:
