@@ -1,10 +1,10 @@
-"""What a Keras `fit` needs to be data-parallel, as one callback."""
+"""What a Keras `fit` needs to be data-parallel, as one callback; and by name the one that writes checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -23,7 +23,20 @@ from mpitrain.training.replicas import (
     verify_replicas,
 )
 
+if TYPE_CHECKING:
+    from mpitrain.training.checkpoint.callback import Checkpoint
+
+__all__ = ["Checkpoint", "DataParallel"]
 ATTRIBUTE = "_mpitrain_hook"
+
+
+def __getattr__(name: str) -> Any:
+    """The callback `Checkpoint`, from a module that needs this one."""
+    if name != "Checkpoint":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpitrain.training.checkpoint.callback import Checkpoint
+
+    return Checkpoint
 
 
 class DataParallel(keras.callbacks.Callback):

@@ -85,13 +85,13 @@ class Checkpoint(keras.callbacks.Callback):
         self._callbacks, self._dealt = list(callbacks), dealt
         self._writer = BackgroundWriter(tell)
         self._leaving = Leaving(self._world, grace_seconds, self._tell_wishes)
-        self._resumed = resumption(self._options, self._store, self._world)
+        self._resumed = resumption(self._options, self._store, self._world.communicator)
         self.position, self.finished = Position(), False
         if self._resumed is not None:
             self.finished = bool(self._resumed.info["stopped"])
             resumed = self._resumed
             place = (self._world.communicator, self._world.hosts)
-            self.position = together(*place, lambda: position_among(resumed, dealt, self._world, self._say))
+            self.position = together(*place, lambda: position_among(resumed, dealt, self._world.size, self._say))
         self._now = self.position
         self._history: dict[str, list[float]] = {}
         self._best: Quality | None = None

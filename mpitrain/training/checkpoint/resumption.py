@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.together import root_only
-from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
 from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
@@ -52,7 +52,7 @@ class Resumption:
         return int(self.info["ranks"])
 
 
-def resumption(options: Options, store: Store, world: World) -> Resumption | None:
+def resumption(options: Options, store: Store, communicator: Communicator) -> Resumption | None:
     """Collective: the checkpoint to go on from, read by rank 0 and sent to all; None to begin anew.
 
     Raises:
@@ -70,10 +70,10 @@ def resumption(options: Options, store: Store, world: World) -> Resumption | Non
             path = Path(options.resume)
             found.append((path, read_one(path)))
 
-    root_only(world.communicator, look)
+    root_only(communicator, look)
     source, snapshot = found[0] if found else ("", Snapshot({}))
     shapes = {name: (array.dtype, array.shape) for name, array in snapshot.arrays.items()}
-    head = world.communicator.broadcast_obj((str(source), dict(snapshot.info), shapes) if found else None)
+    head = communicator.broadcast_obj((str(source), dict(snapshot.info), shapes) if found else None)
     if head is None:
         return None
     text, info, shapes = head
@@ -81,18 +81,18 @@ def resumption(options: Options, store: Store, world: World) -> Resumption | Non
         dict(snapshot.arrays) if found else {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
     )
     for name in shapes:
-        world.communicator.broadcast(arrays[name].reshape(-1).view(np.uint8))
+        communicator.broadcast(arrays[name].reshape(-1).view(np.uint8))
     return Resumption(text, arrays, info)
 
 
-def position_among(resumed: Resumption, dealt: Dealt | None, world: World, warn: Tell) -> Position:
-    """Local: where these ranks go on, with the data that they have.
+def position_among(resumed: Resumption, dealt: Dealt | None, ranks: int, warn: Tell) -> Position:
+    """Local: where `ranks` ranks go on, with the data that they have.
 
     Raises:
         UsageError: the middle of an epoch whose order is another one with these data.
     """
     position, order = resumed.position, resumed.info["order"]
-    if not position.step or (dealt is None and resumed.ranks == world.size):
+    if not position.step or (dealt is None and resumed.ranks == ranks):
         return position
     if dealt is not None and order is not None:
         here = {"samples": dealt.samples, "seed": dealt.seed}
@@ -104,10 +104,10 @@ def position_among(resumed: Resumption, dealt: Dealt | None, world: World, warn:
             )
         step = position.samples // dealt.per_step
         return Position(position.epoch, step, position.samples, position.steps)
-    step, left = divmod(position.step * resumed.ranks, world.size)
+    step, left = divmod(position.step * resumed.ranks, ranks)
     if left:
         warn(
             f"{resumed.source} was written after {position.step} steps by {resumed.ranks} ranks, which are no whole "
-            f"number of steps of {world.size}: up to {left} batches of this epoch are seen twice"
+            f"number of steps of {ranks}: up to {left} batches of this epoch are seen twice"
         )
     return Position(position.epoch, step, 0, position.steps)
