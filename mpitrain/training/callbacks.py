@@ -63,7 +63,16 @@ class DataParallel(keras.callbacks.Callback):
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
         self._unverified = False
+        self._spare: Any = None
         self._hook: _ModelHook | None = None
+
+    def begin_without_data(self, dataset: Any) -> None:
+        """Local: the next epoch has fewer samples than there are ranks, and `dataset` may be empty on this one.
+
+        A rank without data takes part in updates that it has traced; so it makes a step without data. All ranks call
+        this, since not all will come to the end of a first step.
+        """
+        self._spare = dataset
 
     def set_model(self, model: Any) -> None:
         """Local: hook the optimizer and the model's steps, before Keras traces them."""
@@ -80,6 +89,17 @@ class DataParallel(keras.callbacks.Callback):
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
             self._hook.active += 1
             _start_alike(self.model, self._world)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Collective where ranks may have no data at all: trace the update."""
+        if self._spare is not None and self._hook is not None:
+            dataset, self._spare, self._unverified = self._spare, None, False
+            if not int(dataset.cardinality()):
+                counters = [(counter, counter.numpy()) for counter in _step_counters(self.model.optimizer)]
+                with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                    self.model.train_function(iter(dataset))
+                for counter, number in counters:  # see _end_epoch_alike
+                    counter.assign(number)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
@@ -108,8 +128,11 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is None:
             return
         self._exchange.join()
-        if logs:
-            logs.update(_mean_logs(logs, self._world))
+        if logs is not None:
+            for name, value in self._hook.epoch_numbers.items():
+                logs.setdefault(name, float(value))  # where this rank had no data, Keras gives no numbers
+            if logs:
+                logs.update(_mean_logs(logs, self._world))
         self._end_epoch_alike()
         average_statistics(_statistics(self.model), world=self._world)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
@@ -126,7 +149,7 @@ class DataParallel(keras.callbacks.Callback):
         hook = hook_of(optimizer)
         counters = []
         if hook is not None and not hook.accumulation_steps:
-            counters = [o._iterations for o in (optimizer, getattr(optimizer, "inner_optimizer", None)) if o]
+            counters = _step_counters(optimizer)
         self._world.agreement.call("end of an epoch")
         numbers = np.array([self.model.stop_training, *[c.numpy() for c in counters]], np.int64)
         self._world.communicator.all_reduce(numbers, "max")
@@ -141,10 +164,12 @@ class _ModelHook:
     Attributes:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
         synchronized: variables are those of rank 0 already.
+        epoch_numbers: metrics of the last epoch of a `fit`, over the samples of all ranks.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
         self.active = 0
+        self.epoch_numbers: dict[str, Any] = {}
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
@@ -207,7 +232,10 @@ class _ModelHook:
         if self._depth or not self.active:
             return self._metrics_result()
         self._exchange.join()
-        return self.global_result()
+        numbers = self.global_result()
+        if self.active == 1:  # not of an evaluation within a `fit`
+            self.epoch_numbers = numbers
+        return numbers
 
     def global_result(self) -> dict[str, Any]:
         """Collective: the model's metrics over the samples of all ranks."""
@@ -310,6 +338,10 @@ def _state(model: Any) -> list[Any]:
         found += replicated_state(model.optimizer) if started else model.optimizer.variables
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return list({id(v): v for v in found if id(v) not in metrics}.values())
+
+
+def _step_counters(optimizer: Any) -> list[Any]:
+    return [one._iterations for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
 
 
 def _statistics(model: Any) -> list[Any]:

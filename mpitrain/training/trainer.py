@@ -177,7 +177,7 @@ class Trainer:
         exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
-            history = self._fit(source, [parallel, report, *self._callbacks], checkpoint)
+            history = self._fit(source, parallel, [report, *self._callbacks], checkpoint)
         finally:
             report.close()
             if checkpoint is not None:
@@ -191,9 +191,11 @@ class Trainer:
         means = [sum(column) / len(everyone) for column in zip(*everyone, strict=True)]
         return {name: [float(v) for v in values] for name, values in history.items()}, Times(*means)
 
-    def _fit(self, source: DataSource, callbacks: list[Any], checkpoint: Checkpoint | None) -> dict[str, list[float]]:
+    def _fit(
+        self, source: DataSource, parallel: DataParallel, callbacks: list[Any], checkpoint: Checkpoint | None
+    ) -> dict[str, list[float]]:
         """Collective: train from where the run is to the last epoch; the numbers of all epochs."""
-        epochs, order = self._epochs, source.epochs
+        epochs, order, callbacks = self._epochs, source.epochs, [parallel, *callbacks]
         train, position = self._batches(source.train), Position()
         if order is not None:
 
@@ -216,6 +218,8 @@ class Trainer:
         if position.samples and source.rest is not None:
             first += 1
             rest = self._batches(source.rest(position.epoch, position.samples))
+            if source.train_count - position.samples < self.world.size:
+                parallel.begin_without_data(rest)
             with every.rest_of_epoch(position.step):
                 self.model.fit(rest, initial_epoch=position.epoch, epochs=first, **arguments)
             if self.model.stop_training:

@@ -196,6 +196,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _wishes_after_step(self) -> list[int]:
         """Local: what all ranks wished in the header of this step, if all of them have come to its end."""
+        if self._is_nearly_over():
+            return []
         if self._world.size == 1:
             return [self._world.agreement.request]
         agreed = exchange_of(self._world).reducer.agreed
@@ -203,6 +205,12 @@ class Checkpoint(keras.callbacks.Callback):
             return []  # ranks without data stand elsewhere: the end of the epoch is near
         self._seen = agreed
         return [int(request) for request in agreed.requests]
+
+    def _is_nearly_over(self) -> bool:
+        """Local: whether the epoch ends in less than a step, so that not every rank would have data to go on with."""
+        if self._dealt is not None:
+            return self._dealt.samples - self._now.samples < self._world.size
+        return bool(self._now.step == self.params.get("steps"))
 
     def _wishes_now(self, when: str) -> list[int]:
         """Collective: what all ranks wish."""
