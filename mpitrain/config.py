@@ -136,6 +136,7 @@ class TrainConfig:
     intra_threads: int | None = _option(None, int, "threads within an operation, per rank", least=1, metavar="N")
     inter_threads: int | None = _option(None, int, "operations at the same time, per rank", least=1, metavar="N")
     verify_replicas: int = _option(1, int, "compare the replicas after each N-th epoch; 0 never", least=0, metavar="N")
+    show_plan: bool = _option(False, bool, "print where each rank is, and what it has")
     verbose: bool = _option(False, bool, "keep the messages of TensorFlow")
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.comm.communicator import scale as multiply
 from mpitrain.comm.ring import Ring, RingSetting
 from mpitrain.errors import UsageError
 
@@ -123,14 +124,14 @@ class AllReduce:
         # In rank order: of two NaNs the first one's bits are kept.
         np.add(source, received, out=target) if rank == 0 else np.add(received, source, out=target)
         if scale != 1.0:
-            np.multiply(target, target.dtype.type(scale), out=target)
+            multiply(target, scale)
 
     def _by_mpi(self, source: Buffer, target: Buffer, scale: float) -> None:
         if source is not target:
             np.copyto(target, source)
         self._communicator.all_reduce(target)
         if scale != 1.0:
-            np.multiply(target, target.dtype.type(scale), out=target)
+            multiply(target, scale)
 
     def _measure(self) -> RingSetting | None:
         """Collective: time the candidates on a buffer of our own; all ranks take the same one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.together import together
 from mpitrain.errors import LauncherError, TooLateError
+from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -38,6 +39,7 @@ class World:
         devices: the accelerator of this rank.
         threads: TensorFlow's thread pools on this rank.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
+        parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
     """
 
     topology: Topology
@@ -47,6 +49,7 @@ class World:
     devices: DevicePlan
     threads: ThreadPlan
     leave: Callable[[], object] = field(init=False)
+    parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.leave = self.agreement.leave
@@ -88,7 +91,12 @@ class World:
 
     def finish(self) -> None:
         """Collective: leave with all the others. Called at the end of the program."""
+        for begin, _ in self.parts:
+            begin()
         self.leave()
+        for _, wait in self.parts:
+            wait()
+        report.tell("finished", self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -130,7 +138,9 @@ def init(
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
+    report.tell("begun")
     communicator, topology = _connect(environ)
+    report.tell("met", topology.rank)
     failures.install(communicator, topology)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -144,19 +154,32 @@ def init(
         _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
     )
     environ.update(pools.environment)
-    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
-    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
-    world = World(
-        topology,
-        communicator,
-        Agreement(communicator, topology.hosts),
-        AllReduce(communicator, layout, environ),
-        plan,
-        pools,
-    )
+    world = world_of(communicator, topology, plan, pools)
     _current.append(world)
     atexit.register(world.finish)
     return world
+
+
+def world_of(
+    communicator: Communicator,
+    topology: Topology,
+    devices: DevicePlan,
+    threads: ThreadPlan,
+    ranks: Sequence[int] | None = None,
+) -> World:
+    """Local: the World of these ranks.
+
+    Args:
+        communicator: of all of them.
+        topology: where each is.
+        devices: of this rank.
+        threads: of this rank.
+        ranks: their numbers in the job, for messages, where they are a part of it.
+    """
+    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
+    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
+    agreement = Agreement(communicator, topology.hosts, ranks)
+    return World(topology, communicator, agreement, AllReduce(communicator, layout, os.environ), devices, threads)
 
 
 def current_world() -> World:

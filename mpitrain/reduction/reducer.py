@@ -122,6 +122,8 @@ class Reducer:
             bucket = plan.buckets[index]
             result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
         self.statistics.exchange += time.perf_counter() - start
+        if self.agreement.observer is not None:
+            self.agreement.observer.ended()
         return result
 
     def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None) -> None:

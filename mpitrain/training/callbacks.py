@@ -129,10 +129,7 @@ class DataParallel(keras.callbacks.Callback):
             return
         self._exchange.join()
         if logs is not None:
-            for name, value in self._hook.epoch_numbers.items():
-                logs.setdefault(name, float(value))  # where this rank had no data, Keras gives no numbers
-            if logs:
-                logs.update(_mean_logs(logs, self._world))
+            logs.update(_mean_logs(logs, self._world))
         self._end_epoch_alike()
         average_statistics(_statistics(self.model), world=self._world)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
@@ -164,12 +161,10 @@ class _ModelHook:
     Attributes:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
         synchronized: variables are those of rank 0 already.
-        epoch_numbers: metrics of the last epoch of a `fit`, over the samples of all ranks.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
         self.active = 0
-        self.epoch_numbers: dict[str, Any] = {}
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
@@ -232,10 +227,7 @@ class _ModelHook:
         if self._depth or not self.active:
             return self._metrics_result()
         self._exchange.join()
-        numbers = self.global_result()
-        if self.active == 1:  # not of an evaluation within a `fit`
-            self.epoch_numbers = numbers
-        return numbers
+        return self.global_result()
 
     def global_result(self) -> dict[str, Any]:
         """Collective: the model's metrics over the samples of all ranks."""
@@ -296,17 +288,19 @@ def global_metrics(metrics: Sequence[Any], result: Callable[[], dict[str, Any]],
 
 
 def _mean_logs(logs: dict[str, Any], world: World) -> dict[str, float]:
-    """Collective: numbers of `logs` averaged over ranks, where they differ: what steps return of their own."""
-    names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-    world.agreement.call(f"logs {names}")
-    own = np.array([float(logs[name]) for name in names], np.float64)
-    everyone = np.zeros((world.size, len(names)), np.float64)
-    world.communicator.all_gather(own, everyone)
-    return {
-        name: float(everyone[:, column].mean())
-        for column, name in enumerate(names)
-        if not (everyone[:, column] == own[column]).all()
-    }
+    """Collective: numbers of `logs` averaged over the ranks that have them, where they differ or are absent here.
+
+    They differ where steps return numbers of their own. A rank that had no data has none.
+    """
+    own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
+    world.agreement.call("logs of an epoch")
+    everyone = world.communicator.all_gather_obj(own)
+    found = {}
+    for name in dict.fromkeys(name for one in everyone for name in one):
+        values = [one[name] for one in everyone if name in one]
+        if name not in own or any(value != own[name] for value in values):
+            found[name] = float(np.mean(values))
+    return found
 
 
 def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:

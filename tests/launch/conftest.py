@@ -122,9 +122,12 @@ class Mpirun:
         options: Sequence[str] = (),
     ) -> Job:
         """Starts a job and returns at once; the fixture kills what is left of it after the test."""
+        return self.execute([self.path, *self.flags(np), *options, "-np", str(np), sys.executable, *args], env, cwd)
+
+    def execute(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
+        """Starts any command that starts a job."""
         tag = uuid.uuid4().hex
         kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-        command = [self.path, *self.flags(np), *options, "-np", str(np), sys.executable, *args]
         process = subprocess.Popen(
             command,
             env={**kept, **(env or {}), TAG: tag},

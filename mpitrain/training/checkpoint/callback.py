@@ -115,6 +115,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._resumed is not None:
             self._restore(self._resumed)
         self._last_seconds = time.monotonic()
+        self._seen = exchange_of(self._world).reducer.agreed  # of a `fit` before, if any
         self._leaving.begin()
         self._plan()
 
