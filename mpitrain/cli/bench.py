@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.bench import exchange, memory, peers, start, step
+from mpitrain.bench import eager, exchange, memory, peers, start, step
 from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.workload import MODELS
@@ -41,6 +41,8 @@ def add_parser(subparsers: Subparsers) -> None:
     own.add_argument("--mebibytes", type=_list(_positive(float)), default=list(exchange.MEBIBYTES), metavar="A,B")
     own.add_argument("--tensors", type=_list(_positive(int)), default=list(exchange.TENSORS), metavar="A,B")
     own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
+    own = names.add_parser("eager", parents=[common], help="small tensors outside of graphs (under mpirun)")
+    own.add_argument("--bytes", type=_list(_positive(int)), default=list(eager.BYTES), metavar="A,B")
     names.add_parser("step", parents=[common, models, blocks], help="the training step (under mpirun)")
     names.add_parser("peers", parents=[common, models, blocks], help="the step beside other libraries (under mpirun)")
     names.add_parser("memory", parents=[common, models, jobs], help="peak memory (starts its own mpirun)")
@@ -79,6 +81,8 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.benchmark == "exchange":
         sizes = (arguments.mebibytes, arguments.tensors)
         return exchange.measure(world, *sizes, repeat=arguments.repeat, rate=arguments.rate)
+    if arguments.benchmark == "eager":
+        return eager.measure(world, arguments.bytes, arguments.repeat)
     timing = step.Timing(arguments.repeat, arguments.block_seconds)
     others = peers.start(world, peers.available()) if arguments.benchmark == "peers" else {}
     return step.measure(world, arguments.models, arguments.batch_size, timing, others)

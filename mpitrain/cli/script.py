@@ -12,6 +12,7 @@ from mpitrain.comm.together import same
 from mpitrain.comm.world import init
 from mpitrain.config import TrainConfig, rules
 from mpitrain.faults.options import NON_FINITE
+from mpitrain.observe.ranks import places, table
 
 # Options of this command that take a value; the others are switches.
 VALUED = (
@@ -20,17 +21,17 @@ VALUED = (
 )
 
 
-def position(arguments: Sequence[str]) -> int | None:
-    """Local: where in `arguments` the script, or `-m`, stands; None if there is none."""
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script."""
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or argument.endswith(".py"):
-            return index
+            return list(arguments[:index]), list(arguments[index:])
         if not argument.startswith("--"):
-            return None
+            break
         index += 2 if argument in VALUED else 1
-    return None
+    return list(arguments), []
 
 
 def add_parser(subparsers: Any) -> None:
@@ -40,6 +41,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--batch-size-is", choices=("rank", "global"), default="rank", help="of whom (default rank)")
     parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
+    parser.add_argument(
+        "--divide-loops", action="store_true", help="divide the tf.data batches of the script's own loops, too"
+    )
     parser.add_argument(
         "--as-horovod", action="store_true", help="a script that imports horovod: it finds mpitrain.horovod instead"
     )
@@ -51,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--stall-warning", type=float, metavar="SECONDS", help=help_of("stall_warning"))
     parser.add_argument("--stall-abort", type=float, metavar="SECONDS", help=help_of("stall_abort"))
     parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{help_of('non_finite')} (default warn)")
+    parser.add_argument("--show-plan", action="store_true", help="print where each rank is, and what it has")
     parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
 
 
@@ -63,14 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Collective: run the script on all ranks.
 
     Args:
-        arguments: with `script`, the list that begins with the script or `-m`.
+        arguments: with `rest`, the list that begins with the script or `-m`.
 
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """
     threads = (arguments.intra_threads, arguments.inter_threads)
+    # Scripts for Horovod take the GPU of their local rank themselves.
+    device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
     world = init(
-        device=arguments.device,
+        device=device,
         gpu_memory=arguments.gpu_memory,
         share_gpus=arguments.share_gpus,
         threads=None if threads == (None, None) else threads,
@@ -80,10 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
         non_finite=arguments.non_finite,
     )
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    if arguments.show_plan:
+        found = places(world)
+        if world.is_root:
+            sys.stderr.write(f"{table(found)}\n")
     from mpitrain.training import script
 
-    is_module = arguments.script[0] == "-m"
-    name, *rest = arguments.script[is_module:]
+    is_module = arguments.rest[0] == "-m"
+    name, *rest = arguments.rest[is_module:]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias
@@ -92,5 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
         return 0
-    script.run(world, wanted, Path(arguments.output).resolve(), arguments.batch_size_is == "global", arguments.dry_run)
+    division = script.Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
+    script.run(world, wanted, Path(arguments.output).resolve(), division)
     return 0

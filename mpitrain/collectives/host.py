@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.comm import adasum
+from mpitrain.comm.communicator import Buffer, Op, scale
 from mpitrain.comm.world import World
+
+REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
+GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")
+SESSION_ROUND = "the next collective of a session"
+NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "min": lambda dtype: np.inf if dtype.kind not in "iub" else True if dtype.kind == "b" else np.iinfo(dtype).max,
+    "max": lambda dtype: -np.inf if dtype.kind not in "iub" else False if dtype.kind == "b" else np.iinfo(dtype).min,
+    "product": lambda dtype: 1,
+}
 
 
 def _form(array: Buffer, rows_differ: bool = False) -> str:
@@ -19,20 +32,81 @@ def _contiguous(array: Buffer) -> Buffer:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def all_reduce(world: World, array: Buffer, op: Op | str) -> Buffer:
-    """Collective: sum, mean, min, max or product over ranks, of equal shapes."""
-    world.agreement.call(f"all_reduce({op}) of {_form(array)}")
+@dataclass(frozen=True)
+class Reduction:
+    """How arrays of all ranks become one.
+
+    Attributes:
+        op: `sum`, `mean`, `min`, `max`, `product` or `adasum`.
+        before: factor on each rank's array; integers are multiplied in double precision and cut.
+        after: factor on the result.
+        half: half precisions are summed as they are: half the bytes, and less exact.
+    """
+
+    op: Op | str
+    before: float = 1.0
+    after: float = 1.0
+    half: bool = False
+
+    def __str__(self) -> str:
+        """Local: what all ranks must have in common."""
+        factors = "" if self.before == self.after == 1.0 else f", factors {self.before:g} and {self.after:g}"
+        return f"{self.op}{factors}{', half' if self.half else ''}"
+
+
+def all_reduce(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
+    """Collective: the reduction over ranks, of equal shapes.
+
+    Args:
+        world: the ranks.
+        array: this rank's.
+        how: the reduction.
+        label: a name for messages; ranks that give different ones are told.
+    """
+    world.agreement.call(f"all_reduce({how}) of {_form(array)}{label}", idle_ok=how.op != "adasum")
+    return _reduced(world, array, how)
+
+
+def _reduced(world: World, array: Buffer, how: Reduction) -> Buffer:
+    """Collective: the reduction itself."""
     result = np.array(array, order="C", ndmin=1).reshape(-1)
+    if how.before != 1.0:
+        result = _scaled(result, how.before)
+    after = how.after
     if result.dtype.kind == "b":
-        result = _reduce_bool(world, result, op)
-    elif op in ("sum", "mean"):
-        wide = result.astype(_wide(result.dtype, op), copy=False)
-        exact = wide.dtype.kind in "iu"
-        world.all_reduce.sum(wide, wide, 1.0 / world.size if op == "mean" and not exact else 1.0)
-        result = (wide // world.size if op == "mean" and exact else wide).astype(result.dtype, copy=False)
+        result = _reduce_bool(world, result, how.op)
+    elif how.op in ("sum", "mean"):
+        result = _added(world, result, how)
+        after = 1.0 if how.op == "mean" else after
+    elif how.op == "adasum":
+        adasum.all_reduce(world.communicator, result)
     else:
-        world.communicator.all_reduce(result, op)  # type: ignore[arg-type]
-    return result.reshape(array.shape)
+        world.communicator.all_reduce(result, how.op)  # type: ignore[arg-type]
+    return (result if after == 1.0 else _scaled(result, after)).reshape(array.shape)
+
+
+def _added(world: World, array: Buffer, how: Reduction) -> Buffer:
+    """Collective: the sum, or the mean times its factor."""
+    op, after = how.op, how.after
+    as_it_is = how.half and array.dtype.itemsize == 2 and array.dtype.kind not in "iu"
+    wide = array if as_it_is else array.astype(_wide(array.dtype, op), copy=False)
+    if wide.dtype.kind not in "iu":
+        world.all_reduce.sum(wide, wide, after / world.size if op == "mean" else 1.0)
+        return wide.astype(array.dtype, copy=False)
+    world.all_reduce.sum(wide, wide)
+    if op == "mean" and after != 1.0:
+        wide = np.trunc(wide.astype(np.float64) * after / world.size)
+    elif op == "mean":
+        wide = np.where(wide < 0, -(-wide // world.size), wide // world.size)
+    return wide.astype(array.dtype, copy=False)
+
+
+def _scaled(array: Buffer, factor: float) -> Buffer:
+    if array.dtype.kind in "iub":
+        return np.trunc(array.astype(np.float64) * factor).astype(array.dtype)
+    result = array.copy()
+    scale(result, factor)
+    return result
 
 
 def _reduce_bool(world: World, array: Buffer, op: str) -> Buffer:
@@ -49,10 +123,15 @@ def _wide(dtype: np.dtype[Any], op: str) -> Any:
     return np.float32 if dtype.itemsize == 2 else dtype
 
 
-def all_gather(world: World, array: Buffer) -> Buffer:
+def all_gather(world: World, array: Buffer, label: str = "") -> Buffer:
     """Collective: concatenation along the first axis, in rank order; first dimensions may differ."""
     array = np.atleast_1d(array)
-    world.agreement.call(f"all_gather of {_form(array, rows_differ=True)}")
+    world.agreement.call(f"all_gather of {_form(array, rows_differ=True)}{label}", idle_ok=True)
+    return _gathered(world, array)
+
+
+def _gathered(world: World, array: Buffer) -> Buffer:
+    """Collective: the concatenation itself."""
     counts = _gather_counts(world, [array.shape[0]])[:, 0]
     row = int(np.prod(array.shape[1:], dtype=np.int64))
     result = np.empty((int(counts.sum()), *array.shape[1:]), array.dtype)
@@ -60,33 +139,54 @@ def all_gather(world: World, array: Buffer) -> Buffer:
     return result
 
 
-def broadcast(world: World, array: Buffer, root: int) -> Buffer:
+def without_data(world: World, description: str) -> Callable[[], object] | None:
+    """Local: how a rank without data takes part in a collective that others agreed on; None if it cannot."""
+
+    def shape(text: str | None) -> tuple[int, ...]:
+        return tuple(int(number) for number in (text or "").split(",") if number.strip())
+
+    if description == SESSION_ROUND:
+        return lambda: world.communicator.all_gather_obj((None, 0.0))
+    if found := REDUCTION.match(description):
+        op, dtype = found[1], np.dtype(found[2])
+        fill = NEUTRAL[op](dtype) if op in NEUTRAL else 0
+        nothing = np.full(shape(found[3]), fill, dtype)
+        how = Reduction(op, half=", half)" in description)
+        return None if op == "adasum" else lambda: _reduced(world, nothing, how)
+    if found := GATHERING.match(description):
+        empty = np.zeros((0, *shape(found[2])), found[1])
+        return lambda: _gathered(world, empty)
+    return None
+
+
+def broadcast(world: World, array: Buffer, root: int, label: str = "") -> Buffer:
     """Collective: rank `root`'s array."""
-    world.agreement.call(f"broadcast from rank {root} of {_form(array)}")
+    world.agreement.call(f"broadcast from rank {world.agreement.number(root)} of {_form(array)}{label}")
     result = np.array(array, order="C", ndmin=1)
     world.communicator.broadcast(result, root)
     return result.reshape(array.shape)
 
 
-def reduce_scatter(world: World, array: Buffer, op: Op | str) -> Buffer:
+def reduce_scatter(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
     """Collective: this rank's rows of the reduction; earlier ranks get one row more."""
-    total = all_reduce(world, array, op)
+    world.agreement.call(f"reduce_scatter({how}) of {_form(array)}{label}")
+    total = _reduced(world, array, how)
     base, extra = divmod(array.shape[0], world.size)
     start = world.rank * base + min(world.rank, extra)
     return total[start : start + base + (world.rank < extra)]
 
 
-def all_to_all(world: World, array: Buffer, splits: Buffer | None) -> tuple[Buffer, Buffer]:
+def all_to_all(world: World, array: Buffer, splits: Buffer | None, label: str = "") -> tuple[Buffer, Buffer]:
     """Collective: send runs of rows to each rank; the rows received, and how many from each rank."""
+    rows = array.shape[0] if array.ndim else 0
     if splits is None:
-        base, extra = divmod(array.shape[0], world.size)
-        splits = np.array([base + (rank < extra) for rank in range(world.size)])
-    valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == array.shape[0]
-    world.agreement.call(f"all_to_all of {_form(array, rows_differ=True)}")
+        splits = np.full(world.size, rows // world.size)
+    valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == rows
+    world.agreement.call(f"all_to_all of {_form(array, rows_differ=True)}{label}")
     counts = _gather_counts(world, splits if valid else np.full(world.size, -1))
-    bad = [rank for rank in range(world.size) if (counts[rank] < 0).any()]
+    bad = [world.agreement.number(rank) for rank in range(world.size) if (counts[rank] < 0).any()]
     if bad:
-        own = f"; this rank gave {splits.tolist()} for {array.shape[0]} rows" if not valid else ""
+        own = f"; this rank gave {splits.tolist()} for {rows} rows" if not valid else ""
         raise ValueError(
             f"splits must be {world.size} numbers of rows that add up to all rows: not so on ranks {bad}{own}"
         )

@@ -1,98 +1,145 @@
 """Collectives on tensors, eagerly and inside `tf.function`.
 
 Inside a graph each is one stateful host call; TensorFlow runs those of one graph in the order in
-which they were traced, so all ranks call them in the same order.
-Before each, ranks agree on operation, dtype and shape: a difference raises on every rank.
+which they were traced, so all ranks call them in the same order. In a graph of TensorFlow 1 the ranks
+negotiate the order when a session runs it.
+Before each, ranks agree on operation, dtype and shape: a difference raises on every rank, in a graph as
+`tf.errors.FailedPreconditionError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives import host
-from mpitrain.collectives.ordering import host_call, in_turn
+from mpitrain.collectives.negotiation import negotiation_of
+from mpitrain.collectives.ordering import checked_call, in_turn
 from mpitrain.comm.world import World, current_world
 
 
-def all_reduce(tensor: Any, op: str = "mean", *, world: World | None = None) -> tf.Tensor:
+def all_reduce(
+    tensor: Any,
+    op: str = "mean",
+    *,
+    before: float = 1.0,
+    after: float = 1.0,
+    half: bool = False,
+    name: str | None = None,
+    world: World | None = None,
+) -> tf.Tensor:
     """Collective: reduce a tensor of equal shape and dtype over all ranks.
 
     Args:
         tensor: any shape; numeric or bool.
-        op: `mean`, `sum`, `min`, `max` or `product`. The mean of integers is rounded down, so that of
+        op: `mean`, `sum`, `min`, `max`, `product` or, of floating-point tensors on a number of ranks that is a
+            power of two, `adasum` (see `comm.adasum`). The mean of integers is rounded towards zero, that of
             bool is whether all are true; their sum is whether any is.
-        world: the job.
+        before: factor on each rank's tensor; integers are multiplied in double precision and rounded towards zero.
+        after: factor on the result.
+        half: sum half precisions as they are, instead of in single precision.
+        name: for messages; the same on all ranks.
+        world: the job, or a group of its ranks.
 
     Returns:
         The same shape and dtype, the same bits on all ranks.
 
     Raises:
         ValueError: unknown `op`, or one that this dtype has not.
-        MismatchError: ranks differ in operation, shape or dtype.
+        MismatchError: ranks differ in operation, shape, dtype, factors or name.
     """
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, tensor.dtype)
-    (result,) = _call(group, lambda array: [host.all_reduce(group, array, op)], [tensor], [tensor.dtype])
+    how, label = host.Reduction(op, before, after, half), _label(name)
+    call = _Call("all_reduce", name, [tensor], [tensor.dtype])
+    (result,) = call(group, lambda array: [host.all_reduce(group, array, how, label)])
     result.set_shape(tensor.shape)
     return result
 
 
-def all_gather(tensor: Any, *, world: World | None = None) -> tf.Tensor:
+def all_gather(tensor: Any, *, name: str | None = None, world: World | None = None) -> tf.Tensor:
     """Collective: concatenate along the first axis, in rank order.
 
     Args:
         tensor: (n, ...); n may differ between ranks, the rest may not. A scalar counts as (1,).
-        world: the job.
+        name: for messages; the same on all ranks.
+        world: the job, or a group of its ranks.
 
     Returns:
         (sum of n, ...).
     """
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(group, lambda array: [host.all_gather(group, array)], [tensor], [tensor.dtype])
+    label = _label(name)
+    call = _Call("all_gather", name, [tensor], [tensor.dtype])
+    (result,) = call(group, lambda array: [host.all_gather(group, array, label)])
     result.set_shape(_rows_shape(tensor))
     return result
 
 
-def broadcast(tensor: Any, root: int = 0, *, world: World | None = None) -> tf.Tensor:
+def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: World | None = None) -> tf.Tensor:
     """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks."""
     group = world or current_world()
     _check_root(root, group)
     tensor = tf.convert_to_tensor(tensor)
-    (result,) = _call(group, lambda array: [host.broadcast(group, array, root)], [tensor], [tensor.dtype])
+    label = _label(name)
+    call = _Call("broadcast", name, [tensor], [tensor.dtype])
+    (result,) = call(group, lambda array: [host.broadcast(group, array, root, label)])
     result.set_shape(tensor.shape)
     return result
 
 
-def reduce_scatter(tensor: Any, op: str = "mean", *, world: World | None = None) -> tf.Tensor:
+def reduce_scatter(
+    tensor: Any,
+    op: str = "mean",
+    *,
+    before: float = 1.0,
+    after: float = 1.0,
+    half: bool = False,
+    name: str | None = None,
+    world: World | None = None,
+) -> tf.Tensor:
     """Collective: reduce over ranks, and keep this rank's part of the first axis.
 
     Args:
         tensor: (n, ...), equal on all ranks in shape and dtype. Where n does not divide by the number of
             ranks, earlier ranks get one row more.
         op: as for `all_reduce`.
-        world: the job.
+        before: as for `all_reduce`.
+        after: as for `all_reduce`.
+        half: as for `all_reduce`.
+        name: for messages; the same on all ranks.
+        world: the job, or a group of its ranks.
+
+    Raises:
+        ValueError: the tensor is a scalar, or `op` does not fit.
     """
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, tensor.dtype)
-    (result,) = _call(group, lambda array: [host.reduce_scatter(group, array, op)], [tensor], [tensor.dtype])
+    if tensor.shape.rank == 0:
+        raise ValueError("reduce_scatter needs a tensor with a first axis, not a scalar")
+    how, label = host.Reduction(op, before, after, half), _label(name)
+    call = _Call("reduce_scatter", name, [tensor], [tensor.dtype])
+    (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, label)])
     result.set_shape(_rows_shape(tensor))
     return result
 
 
-def all_to_all(tensor: Any, splits: Any = None, *, world: World | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+def all_to_all(
+    tensor: Any, splits: Any = None, *, name: str | None = None, world: World | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Collective: send a run of rows to each rank.
 
     Args:
         tensor: (n, ...); n may differ between ranks.
-        splits: (size,) rows for each rank, adding up to n; equal parts by default.
-        world: the job.
+        splits: (size,) rows for each rank, adding up to n; equal parts by default, into which n must divide.
+        name: for messages; the same on all ranks.
+        world: the job, or a group of its ranks.
 
     Returns:
         The rows received, in rank order, and (size,) int32, how many came from each rank.
@@ -102,12 +149,11 @@ def all_to_all(tensor: Any, splits: Any = None, *, world: World | None = None) -
     """
     group = world or current_world()
     tensor = tf.convert_to_tensor(tensor)
+    label = _label(name)
     inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
-    result, received = _call(
-        group,
-        lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None)),
-        inputs,
-        [tensor.dtype, tf.int32],
+    call = _Call("all_to_all", name, inputs, [tensor.dtype, tf.int32])
+    result, received = call(
+        group, lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None, label))
     )
     result.set_shape(_rows_shape(tensor))
     received.set_shape([group.size])
@@ -174,8 +220,10 @@ def _check_root(root: int, world: World) -> None:
 
 
 def _check_op(op: str, dtype: tf.DType) -> None:
-    if op not in ("mean", "sum", "min", "max", "product"):
-        raise ValueError(f"op must be mean, sum, min, max or product, not {op!r}")
+    if op not in ("mean", "sum", "min", "max", "product", "adasum"):
+        raise ValueError(f"op must be mean, sum, min, max, product or adasum, not {op!r}")
+    if op == "adasum" and not dtype.is_floating:
+        raise ValueError(f"adasum is for floating-point tensors, not {dtype.name}")
     if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
         raise ValueError(f"a tensor of {dtype.name} cannot be reduced; give numbers or bool")
     if dtype.is_complex and op in ("min", "max"):
@@ -188,11 +236,40 @@ def _rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
     return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None, *shape[1:]])
 
 
-@tf.autograph.experimental.do_not_convert
-def _call(
-    world: World, function: Callable[..., list[Any]], inputs: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]
-) -> list[Any]:
-    """One host call, at once or as a node of the graph being traced."""
-    if tf.executing_eagerly():
-        return [tf.convert_to_tensor(array) for array in function(*[np.asarray(t.numpy()) for t in inputs])]
-    return in_turn(world.communicator, lambda: host_call(function, inputs, dtypes))
+def _label(name: str | None) -> str:
+    return f" named {name!r}" if name else ""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One collective, done at once or as a node of the graph being built.
+
+    Attributes:
+        kind: what it is.
+        name: given by the caller.
+        inputs: tensors.
+        dtypes: of the results.
+    """
+
+    kind: str
+    name: str | None
+    inputs: Sequence[tf.Tensor]
+    dtypes: Sequence[tf.DType]
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(self, world: World, function: Callable[..., list[Any]]) -> list[Any]:
+        """Collective: the results of `function` on arrays."""
+
+        def observed(*arrays: Any) -> list[Any]:
+            results = function(*arrays)
+            if world.agreement.observer is not None:
+                world.agreement.observer.ended()
+            return results
+
+        if tf.executing_eagerly():
+            return [tf.convert_to_tensor(array) for array in observed(*[t.numpy() for t in self.inputs])]
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            return in_turn(world.communicator, lambda: checked_call(observed, self.inputs, self.dtypes))
+        name = tf.compat.v1.get_default_graph().unique_name(self.name or f"mpitrain_{self.kind}")
+        negotiation = negotiation_of(world)
+        return checked_call(lambda *arrays: negotiation.call(name, lambda: observed(*arrays)), self.inputs, self.dtypes)

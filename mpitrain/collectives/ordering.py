@@ -12,9 +12,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mpitrain.comm.communicator import Communicator
+from mpitrain.errors import CollectiveError
 
 
 @functools.cache
@@ -44,3 +46,27 @@ def host_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes:
     with tf.device("CPU:0"):
         outputs = tf.numpy_function(function, list(inputs), list(dtypes))  # which never converts the function
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def checked_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: Sequence[Any]) -> list[tf.Tensor]:
+    """Local: a host call whose CollectiveError becomes `tf.errors.FailedPreconditionError` when the graph runs.
+
+    TensorFlow makes an exception of a host call an UnknownError, and has no operation that fails as asked. Reading a
+    file "in" a device fails so, and tells the path: here the message. The device itself is an empty file.
+    """
+
+    def call(*arrays: Any) -> list[Any]:
+        try:
+            return [*function(*arrays), np.array(b"", object)]
+        except CollectiveError as error:
+            nothing = [np.zeros((), tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes]
+            return [*nothing, np.array(f"/{type(error).__name__}: {error}".encode()[:4000], object)]
+
+    *outputs, message = host_call(call, inputs, [*dtypes, tf.string])
+    message.set_shape([])
+    with tf.device("CPU:0"):
+        contents = tf.io.read_file("/dev/null" + message)
+        # The optimizer of graphs takes out what only reads, so something that has an effect must depend on it.
+        check = tf.raw_ops.Assert(condition=tf.equal(tf.strings.length(contents), 0), data=[contents])
+        with tf.control_dependencies([check]):
+            return [tf.identity(output) for output in outputs]

@@ -8,7 +8,8 @@ collective every rank therefore gathers one small header of each rank. It tells
 - how many samples stand behind this rank's gradient, so that the mean can be exact;
 - which ranks have run out of data (`joining`) or reached the end of the program (`finished`):
   they contribute zero to the updates of the others, and nobody waits for them for ever;
-- three numbers for the progress display, which travel for free.
+- what a rank wants the others to know (a signal has come, a checkpoint is due);
+- three numbers for the progress display. Both travel for free.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from mpitrain.errors import MismatchError, RankFinishedError
 
 JOINING, FINISHED = 0, 1
 REPORTS = 3
+Able = Callable[[int, str], float | None]
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,33 @@ class Agreed:
         signature: the hash all active ranks called, or None when every rank is joining or finished.
         samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
         reports: (size, REPORTS) float64, each rank's last reported numbers.
+        requests: (size,) float64, each rank's `Agreement.request`.
         active: (size,) bool, False for ranks that are joining or finished.
         finished: every rank is at the end of its program.
         possible: all idle ranks can take part in what the active ones call.
+        description: what the active ranks call, where some rank is idle.
     """
 
     signature: int | None
     samples: np.ndarray[tuple[int], np.dtype[np.float64]]
     reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    requests: np.ndarray[tuple[int], np.dtype[np.float64]]
     active: np.ndarray[tuple[int], np.dtype[np.bool_]]
     finished: bool = False
     possible: bool = True
+    description: str = ""
+
+
+class Observer(Protocol):
+    """What wants to know of collectives; times are those of `time.perf_counter`."""
+
+    def agreed(self, description: str, start: float, end: float) -> None:
+        """Local: this rank called a collective at `start`, and at `end` all ranks had come to it."""
+        ...
+
+    def ended(self) -> None:
+        """Local: the collective agreed on last, or one bucket of it, has ended on this rank."""
+        ...
 
 
 @functools.lru_cache(maxsize=1024)  # called at each step, with few and long descriptions
@@ -61,16 +79,25 @@ class Agreement:
     """Gathers headers on one communicator.
 
     Args:
-        communicator: all ranks.
+        communicator: all ranks of a group.
         hosts: host name of each rank, for messages.
+        ranks: their numbers in the job, for messages, where the group is a part of it.
+
+    Attributes:
+        waiting_seconds: until the slowest rank had come, in all.
+        report: this rank's numbers, see REPORTS.
+        request: bits that all ranks see in the next header; their meaning is the caller's.
+        observer: told of each collective, if anything.
     """
 
-    def __init__(self, communicator: Communicator, hosts: Sequence[str]) -> None:
+    def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
         self._hosts = tuple(hosts)
+        self._numbers = range(communicator.size) if ranks is None else tuple(ranks)
+        self.observer: Observer | None = None
         size = communicator.size
-        self._mine = np.zeros(2 + REPORTS, np.float64)
-        self._all = np.zeros((size, 2 + REPORTS), np.float64)
+        self._mine = np.zeros(3 + REPORTS, np.float64)
+        self._all = np.zeros((size, 3 + REPORTS), np.float64)
         self._what = self._mine[:1].view(np.int64)
         self._calls = self._all.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
@@ -80,6 +107,7 @@ class Agreement:
         }
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
+        self.request = 0
 
     def call(self, description: str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
         """Collective: agree that all ranks call `description` now.
@@ -98,39 +126,47 @@ class Agreement:
         agreed = self._gather(signature, samples)
         if agreed.active is self._everyone:
             return agreed
-        agreed = self._ask_idle(agreed, samples)
+        agreed = self._ask_idle(agreed, description, lambda what, text: samples)
         if not (agreed.possible and idle_ok):
             self._raise_idle(description)
         return agreed
 
-    def idle(self, finished: bool = False, able: Callable[[int], float | None] | None = None) -> Agreed:
+    def idle(self, finished: bool = False, able: Able | None = None) -> Agreed:
         """Collective: this rank has no more data; learn what the others do.
 
         Args:
             finished: this rank is at the end of its program.
-            able: tells of a signature how many samples this rank still has to contribute, 0 for none, or
-                None if it cannot take part. Then `possible` is False, and the active ranks raise.
+            able: tells of a signature and its description how many samples this rank still has to contribute,
+                0 for none, or None if it cannot take part. Then `possible` is False, and the active ranks raise.
         """
         agreed = self._gather(FINISHED if finished else JOINING, 0.0)
         if agreed.signature is None:
             return agreed
-        return self._ask_idle(agreed, 0.0 if able is None else able(agreed.signature))
+        return self._ask_idle(agreed, "", able or (lambda what, text: 0.0))
 
     def leave(self) -> None:
         """Collective: wait until all ranks are at the end of their programs, able to take part in nothing."""
-        while self._communicator.size > 1 and not self.idle(finished=True, able=lambda signature: None).finished:
+        while self._communicator.size > 1 and not self.idle(finished=True, able=lambda what, text: None).finished:
             pass
 
-    def _ask_idle(self, agreed: Agreed, samples: float | None) -> Agreed:
+    def number(self, rank: int) -> int:
+        """Local: the number in the job of a rank of this group."""
+        return self._numbers[rank]
+
+    def _ask_idle(self, agreed: Agreed, description: str, able: Able) -> Agreed:
         """Collective: what ranks without data answer, once they know what the others do."""
+        assert agreed.signature is not None
+        text = str(self._communicator.broadcast_obj(description, int(np.argmax(agreed.active))))
+        samples = able(agreed.signature, text)
         answers = np.zeros(self._communicator.size, np.float64)
         self._communicator.all_gather(np.array([-1.0 if samples is None else samples]), answers)
-        return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()))
+        return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()), description=text)
 
     def _gather(self, what: int, samples: float) -> Agreed:
         self._what[0] = what
         self._mine[1] = samples
-        self._mine[2:] = self.report
+        self._mine[2] = self.request
+        self._mine[3:] = self.report
         activity = self._communicator.activity
         inside = activity.inside
         if inside is None:
@@ -140,11 +176,15 @@ class Agreement:
             self._communicator.all_gather(self._mine, self._all)
         finally:
             activity.inside = inside
-        self.waiting_seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        self.waiting_seconds += end - start
+        if self.observer is not None and what > FINISHED:
+            self.observer.agreed(self._descriptions[what], start, end)
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
-        samples_of_all, reports = self._all[:, 1].copy(), self._all[:, 2:].copy()
+        all_told = self._all.copy()
+        samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
-            return Agreed(what, samples_of_all, reports, self._everyone)
+            return Agreed(what, samples_of_all, reports, requests, self._everyone)
         called = {call for call in calls if call > FINISHED}
         if len(called) > 1:
             self._raise_mismatch(what)
@@ -152,6 +192,7 @@ class Agreement:
             called.pop() if called else None,
             samples_of_all,
             reports,
+            requests,
             np.array([call > FINISHED for call in calls]),
             calls.count(FINISHED) == len(calls),
         )
@@ -182,7 +223,7 @@ class Agreement:
         """Local: ranks and their hosts, for messages."""
         hosts = sorted({self._hosts[rank] for rank in ranks})
         word = "rank" if len(ranks) == 1 else "ranks"
-        return f"{word} {', '.join(map(str, ranks))} ({', '.join(hosts)})"
+        return f"{word} {', '.join(str(self._numbers[rank]) for rank in ranks)} ({', '.join(hosts)})"
 
 
 def shorten(text: str, others: Sequence[str], width: int = 200) -> str:

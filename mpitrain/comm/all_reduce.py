@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.comm.communicator import scale as multiply
 from mpitrain.comm.ring import Ring, RingSetting
 from mpitrain.errors import UsageError
 
@@ -105,6 +106,15 @@ class AllReduce:
             self._chosen = True
         return self._setting
 
+    @property
+    def chosen(self) -> str | None:
+        """How large buffers are summed, as `parse` reads it; None when that is not decided yet."""
+        return describe(self._setting) if self._chosen else None
+
+    def choose(self, text: str) -> None:
+        """Local: sum large buffers in the order of an earlier run; all ranks give the same `text`."""
+        self._setting, self._chosen = parse(text), True
+
     def _by_pair(self, source: Buffer, target: Buffer, scale: float) -> None:
         """Collective: two ranks swap what they have, and both add it up: one message, no second phase."""
         rank, received = self._communicator.rank, self._received[: source.nbytes].view(source.dtype)
@@ -115,14 +125,14 @@ class AllReduce:
         # In rank order: of two NaNs the first one's bits are kept.
         np.add(source, received, out=target) if rank == 0 else np.add(received, source, out=target)
         if scale != 1.0:
-            np.multiply(target, target.dtype.type(scale), out=target)
+            multiply(target, scale)
 
     def _by_mpi(self, source: Buffer, target: Buffer, scale: float) -> None:
         if source is not target:
             np.copyto(target, source)
         self._communicator.all_reduce(target)
         if scale != 1.0:
-            np.multiply(target, target.dtype.type(scale), out=target)
+            multiply(target, scale)
 
     def _measure(self) -> RingSetting | None:
         """Collective: time the candidates on a buffer of our own; all ranks take the same one."""

@@ -7,6 +7,7 @@ is collective: all ranks call it, in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,6 +24,14 @@ UFUNCS: dict[str, np.ufunc] = {
     "max": np.maximum,
     "product": np.multiply,
 }
+
+
+def scale(array: Buffer, factor: float) -> None:
+    """Local: multiply in place; half precisions are multiplied in single precision, and rounded once."""
+    if array.dtype.itemsize == 2:
+        np.multiply(array, np.float32(factor), out=array, dtype=np.float32, casting="unsafe")
+    else:
+        np.multiply(array, array.dtype.type(factor), out=array)
 
 
 class Request(Protocol):
@@ -99,6 +108,10 @@ class Communicator(Protocol):
 
     def all_gather_obj(self, obj: Any) -> list[Any]:
         """Collective: every rank's object, in rank order."""
+        ...
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        """Collective: a communicator of these ranks, in this order; None on ranks that are not among them."""
         ...
 
     def abort(self, code: int) -> None:

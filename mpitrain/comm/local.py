@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.comm.communicator import Buffer, Op, Request
@@ -55,6 +56,10 @@ class LocalCommunicator:
     def all_gather_obj(self, obj: Any) -> list[Any]:
         """Collective: a list of `obj` alone."""
         return [obj]
+
+    def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
+        """Collective: itself, or None when `ranks` is empty."""
+        return self if list(ranks) == [0] else None
 
     def abort(self, code: int) -> None:
         """Local: end this process at once."""

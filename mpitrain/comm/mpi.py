@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -97,13 +98,27 @@ class MpiCommunicator:
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self._mpi = MPI
         self.activity = Activity()
-        self._comm = MPI.COMM_WORLD.Dup()
-        self.rank: int = self._comm.Get_rank()
-        self.size: int = self._comm.Get_size()
         # Ranks of this host outnumber its cores: every wait then polls politely, else small
         # reductions use MPI's blocking calls, which answer sooner.
         self.crowded = False
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+        self._use(MPI.COMM_WORLD.Dup())
+
+    def _use(self, comm: Any) -> None:
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    @property
+    def thread_level(self) -> str:
+        """What MPI lets threads do: `single`, `funneled`, `serialized` or `multiple`."""
+        levels = {
+            self._mpi.THREAD_SINGLE: "single",
+            self._mpi.THREAD_FUNNELED: "funneled",
+            self._mpi.THREAD_SERIALIZED: "serialized",
+            self._mpi.THREAD_MULTIPLE: "multiple",
+        }
+        return levels[self._mpi.Query_thread()]
 
     def topology(self) -> Topology:
         """Collective: where each rank is, from MPI's shared-memory domains."""
@@ -182,6 +197,33 @@ class MpiCommunicator:
         """Collective: the pickled objects of all ranks; ranks may come late, and are waited for politely."""
         poll(self._comm.Ibarrier())
         return list(self._comm.allgather(obj))
+
+    def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
+        """Collective: MPI_Comm_create; ranks may come late, and are waited for politely."""
+        poll(self._comm.Ibarrier())
+        group = self._comm.Get_group().Incl(list(ranks))
+        comm = self._comm.Create(group)
+        group.Free()
+        if comm == self._mpi.COMM_NULL:
+            return None
+        part = copy.copy(self)
+        part.activity = Activity()  # other ranks enter other collectives: the watchdog compares those of all
+        part._use(comm)
+        return part
+
+    def ranks_of(self, comm: Any) -> list[int]:
+        """Local: the ranks here of the processes of another mpi4py communicator, in its order.
+
+        Raises:
+            ValueError: it is no intracommunicator of mpi4py, or has processes of another job.
+        """
+        if not isinstance(comm, self._mpi.Intracomm):
+            raise ValueError(f"expected an mpi4py intracommunicator, not {type(comm).__name__}")
+        theirs, ours = comm.Get_group(), self._comm.Get_group()
+        ranks = list(theirs.Translate_ranks(list(range(comm.Get_size())), ours))
+        if self._mpi.UNDEFINED in ranks:
+            raise ValueError("the communicator has processes that are not in this job")
+        return ranks
 
     def abort(self, code: int) -> None:
         """Local: MPI_Abort, which ends all ranks."""

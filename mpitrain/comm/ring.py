@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Communicator, Request
+from mpitrain.comm.communicator import scale as multiply
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Ring:
         one-dimensional, of the same dtype and size on all ranks, and of any dtype numpy can add.
         """
         if self._communicator.size == 1:
-            np.multiply(source, source.dtype.type(scale), out=target) if scale != 1.0 else np.copyto(target, source)
+            np.copyto(target, source)
+            if scale != 1.0:
+                multiply(target, scale)
             return
         once = _Pass(self._communicator, source, target, setting, scale)
         if source is target:
@@ -75,7 +78,7 @@ class _Pass:
         self._rank, self._size = communicator.rank, communicator.size
         self._left, self._right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
         self._source, self._target = source, target
-        self._scale = source.dtype.type(scale) if scale != 1.0 else None
+        self._scale = scale if scale != 1.0 else None
         self._chunk = -(-source.size // self._size)
         self._segment = min(max(1, setting.segment_bytes // source.itemsize), max(1, self._chunk))
         self._segments = max(1, -(-self._chunk // self._segment))
@@ -138,4 +141,4 @@ class _Pass:
         total = self._target[low:high]
         np.add(self._source[low:high], self._arrived(message, low, high), out=total)
         if self._scale is not None and message >= self._messages // 2 - self._segments:
-            np.multiply(total, self._scale, out=total)
+            multiply(total, self._scale)

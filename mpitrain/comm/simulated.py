@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -144,6 +144,11 @@ class SimulatedCommunicator:
         result = list(self._shared.slots)
         self.barrier()
         return result
+
+    def split(self, ranks: Sequence[int]) -> SimulatedCommunicator | None:
+        """Collective: threads of the same group share what rank 0 made."""
+        shared = self.broadcast_obj(_Shared(len(ranks)))
+        return SimulatedCommunicator(shared, list(ranks).index(self.rank)) if self.rank in ranks else None
 
     def abort(self, code: int) -> None:
         """Local: break the barrier, so that the other threads stop too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from mpitrain.faults.activity import Activity
 from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.watchdog import Watchdog
+from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -46,6 +47,7 @@ class World:
         watchdog: talks to the other ranks beside MPI; None with one rank.
         exits: how this process ends; None in simulations.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
+        parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
     """
 
     topology: Topology
@@ -58,6 +60,7 @@ class World:
     watchdog: Watchdog | None = None
     exits: Exits | None = None
     leave: Callable[[], object] = field(init=False)
+    parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.leave = self.agreement.leave
@@ -107,9 +110,14 @@ class World:
         self.activity.phase = "end"
         if self.watchdog is not None and self.exits is not None:
             self.watchdog.ending(self.exits.exit_code())
+        for begin, _ in self.parts:
+            begin()
         self.leave()
+        for _, wait in self.parts:
+            wait()
         if self.watchdog is not None:
             self.watchdog.stop()
+        report.tell("finished", self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -132,7 +140,7 @@ def init(
     Calling it again returns the same World.
 
     Args:
-        device: `auto` (a GPU where there is one), `cpu` or `gpu`.
+        device: `auto` (a GPU where there is one), `cpu`, `gpu`, or `all`: the program chooses among those visible.
         gpu_memory: `growth`, a fraction such as `0.5`, or MiB such as `4096`.
         share_gpus: let several ranks use one GPU.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
@@ -148,7 +156,7 @@ def init(
         TooLateError: a setting was given, but TensorFlow has started already.
     """
     given: dict[str, Any] = {"stall_warning": stall_warning, "stall_abort": stall_abort, "non_finite": non_finite}
-    asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
+    asked = device not in ("auto", "all") or gpu_memory is not None or share_gpus or threads is not None
     if asked and gpus.devices_fixed():
         raise TooLateError(
             "mpitrain.init(device=..., gpu_memory=..., threads=...) came after TensorFlow had looked at "
@@ -159,9 +167,11 @@ def init(
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
+    report.tell("begun")
     patience = FaultOptions.patience(environ, stall_abort)
     with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
         communicator, topology = _connect(environ)
+        report.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort)
         exits.install()
         faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
@@ -181,19 +191,8 @@ def init(
         _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
     )
     environ.update(pools.environment)
-    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
-    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
-    world = World(
-        topology,
-        communicator,
-        Agreement(communicator, topology.hosts),
-        AllReduce(communicator, layout, environ),
-        plan,
-        pools,
-        faults,
-        watchdog,
-        exits,
-    )
+    world = world_of(communicator, topology, plan, pools)
+    world.faults, world.watchdog, world.exits = faults, watchdog, exits
     _current.append(world)
     atexit.register(_finish, world, os.getpid())
     return world
@@ -225,6 +224,28 @@ def _finish(world: World, pid: int) -> None:
     """Collective: at the end of the program; a forked child is no rank."""
     if os.getpid() == pid:
         world.finish()
+
+
+def world_of(
+    communicator: Communicator,
+    topology: Topology,
+    devices: DevicePlan,
+    threads: ThreadPlan,
+    ranks: Sequence[int] | None = None,
+) -> World:
+    """Local: the World of these ranks.
+
+    Args:
+        communicator: of all of them.
+        topology: where each is.
+        devices: of this rank.
+        threads: of this rank.
+        ranks: their numbers in the job, for messages, where they are a part of it.
+    """
+    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
+    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
+    agreement = Agreement(communicator, topology.hosts, ranks)
+    return World(topology, communicator, agreement, AllReduce(communicator, layout, os.environ), devices, threads)
 
 
 def current_world() -> World:

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from types import ModuleType
 
 HERE = "mpitrain.horovod"
-SUPPORTED = ("", ".tensorflow", ".tensorflow.keras", ".tensorflow.keras.callbacks", ".keras", ".keras.callbacks")
+ELSEWHERE = {
+    ".tensorflow.compression": ".compression",
+    ".tensorflow.functions": ".variables",
+    ".tensorflow.sync_batch_norm": ".normalization",
+}
+SUPPORTED = (
+    *("", ".common", ".common.basics", ".common.elastic", ".common.exceptions", ".common.process_sets", ".common.util"),
+    *(".tensorflow", ".tensorflow.elastic", ".tensorflow.mpi_ops", ".tensorflow.util", *ELSEWHERE),
+    *(".tensorflow.keras", ".tensorflow.keras.callbacks", ".tensorflow.keras.elastic"),
+    *(".keras", ".keras.callbacks", ".keras.elastic"),
+)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -37,6 +47,6 @@ def install() -> bool:
     if importlib.util.find_spec("horovod") is not None:
         return False
     for suffix in SUPPORTED:
-        sys.modules[f"horovod{suffix}"] = importlib.import_module(f"{HERE}{suffix}")
+        sys.modules[f"horovod{suffix}"] = importlib.import_module(f"{HERE}{ELSEWHERE.get(suffix, suffix)}")
     sys.meta_path.insert(0, _Finder())
     return True

@@ -2,73 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from mpitrain.comm import groups
 from mpitrain.comm import world as worlds
 from mpitrain.comm.world import World
-from mpitrain.errors import UsageError
+from mpitrain.horovod import session_threads, timeline
+from mpitrain.horovod.process_sets import (
+    DYNAMIC_VARIABLE,
+    ERROR_INIT,
+    ERROR_UNKNOWN_SET,
+    ProcessSet,
+    distinct,
+    register,
+    table,
+    told,
+)
 
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
-OPERATIONS = {Average: "mean", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-_initialized: list[World] = []
+session_threads.install()
+OPERATIONS = {Average: "mean", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
 
 
-@dataclass(frozen=True)
-class ProcessSet:
-    """Ranks that act together; here always all of them.
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Collective: start; calling it again changes nothing but for process sets that are new.
 
-    Attributes:
-        process_set_id: its number.
-    """
-
-    process_set_id: int = 0
-
-    @property
-    def ranks(self) -> list[int]:
-        """Local: the ranks in it."""
-        return list(range(size()))
-
-    def size(self) -> int:
-        """Local: how many they are."""
-        return size()
-
-    def rank(self) -> int:
-        """Local: this process's place among them."""
-        return rank()
-
-    def included(self) -> bool:
-        """Local: whether this process is one of them."""
-        return True
-
-
-global_process_set = ProcessSet()
-
-
-def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Collective: start; calling it again changes nothing.
+    Args:
+        comm: None for all ranks of the job, or the ranks (of `MPI.COMM_WORLD`) or an mpi4py communicator that this
+            process belongs to; ranks of different ones are different jobs from then on.
+        process_sets: sets to register, or "dynamic" to allow `add_process_set`.
 
     Raises:
-        UsageError: for process sets and communicators other than that of all ranks.
+        ValueError: this process is not in `comm`, or a process set is there twice.
     """
-    if comm is not None and comm != []:
-        raise UsageError("init(comm=...) is not supported: the job is always that of all ranks")
-    if process_sets:
-        raise UsageError("process sets are not supported yet: all ranks act together")
-    if not _initialized:
-        _initialized.append(worlds.init())
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", not {process_sets!r}')
+        os.environ[DYNAMIC_VARIABLE] = "1"
+        process_sets = None
+    if not table.started:
+        table.start(_job(comm))
+        timeline.start_from_environment(table.world())
+    register(list(process_sets or ()))
+
+
+def _job(comm: Any) -> World:
+    """Collective: the ranks that `comm` names."""
+    everyone = worlds.init(device="all")  # scripts take the GPU of their local rank themselves
+    if comm is None or (isinstance(comm, Iterable) and not list(comm)):
+        return everyone
+    ranks = sorted(comm) if isinstance(comm, Iterable) else groups.ranks_of(everyone, comm)
+    mine = everyone
+    for others in distinct(everyone, ranks):
+        if others != list(range(everyone.size)):
+            made = told(groups.group, everyone, others)
+            mine = made if made is not None else mine
+    return mine
 
 
 def shutdown() -> None:
     """Local: forget that `init` was called; MPI ends with the program."""
-    _initialized.clear()
+    timeline.stop()
+    table.clear()
 
 
 def is_initialized() -> bool:
     """Local: whether `init` was called."""
-    return bool(_initialized)
+    return table.started
 
 
 def world() -> World:
@@ -77,9 +82,30 @@ def world() -> World:
     Raises:
         ValueError: `init` was not called.
     """
-    if not _initialized:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return _initialized[0]
+    return table.world()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Local: write what is exchanged from now on to a file of Chrome's trace format.
+
+    Args:
+        file_path: of rank 0; the others put `.rank-N` before its suffix.
+        mark_cycles: mark each header too.
+
+    Raises:
+        ValueError: `init` was not called.
+    """
+    timeline.start(table.world(), file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Local: end the file.
+
+    Raises:
+        ValueError: `init` was not called.
+    """
+    table.world()
+    timeline.stop()
 
 
 def size() -> int:
@@ -141,64 +167,74 @@ def absent() -> bool:
     return False
 
 
-gloo_enabled = gloo_built = nccl_built = ddl_built = ccl_built = absent
+gloo_enabled = gloo_built = ddl_built = ccl_built = absent
+
+
+def nccl_built() -> int:
+    """Local: 0, for there is no NCCL."""
+    return 0
 
 
 def cuda_built() -> bool:
-    """Local: TensorFlow is built for CUDA."""
-    return bool(tf.test.is_built_with_cuda())
+    """Local: whether tensors are exchanged on GPUs, which they are not: they pass through the host's memory."""
+    return False
 
 
 def rocm_built() -> bool:
-    """Local: TensorFlow is built for ROCm."""
-    return bool(tf.test.is_built_with_rocm())
+    """Local: as `cuda_built`."""
+    return False
+
+
+def _when_run(value: Callable[[], int], name: str | None) -> Any:
+    """Local: a number that a graph asks for when it runs, not when it is made."""
+    if tf.executing_eagerly():
+        return tf.constant(told(value), tf.int32, name=name)
+    result = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result
 
 
 def rank_op(name: str | None = None) -> Any:
     """Local: this rank as a tensor."""
-    return tf.constant(rank(), tf.int32, name=name)
+    return _when_run(rank, name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """Local: the local rank as a tensor."""
-    return tf.constant(local_rank(), tf.int32, name=name)
+    return _when_run(local_rank, name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Local: the number of ranks as a tensor."""
-    return tf.constant(size(), tf.int32, name=name)
+    """Local: the number of ranks of a process set as a tensor."""
+    return _when_run(lambda: len(table.ranks_of(process_set_id)), name)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Local: the number of ranks of this host as a tensor."""
-    return tf.constant(local_size(), tf.int32, name=name)
+    return _when_run(local_size, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Local: 1, since all ranks are in the only process set."""
-    return tf.constant(1, tf.int32, name=name)
+    """Local: 1 if this rank is in the process set, 0 if not; below 0 before `init` and for an unknown set."""
 
+    def included() -> int:
+        if not table.started:
+            return ERROR_INIT
+        ranks = table.ids_and_ranks().get(process_set_id)
+        return ERROR_UNKNOWN_SET if ranks is None else int(rank() in ranks)
 
-def check_process_set(process_set: Any) -> None:
-    """Local: refuse any set but that of all ranks.
-
-    Raises:
-        UsageError: it is another one.
-    """
-    if process_set is not None and process_set != global_process_set:
-        raise UsageError("process sets are not supported yet: leave process_set out")
+    return _when_run(included, name)
 
 
 def operation(op: int | None, average: bool | None, default: int = Average) -> int:
     """Local: the reduction asked for, by `op` or by the older `average`.
 
     Raises:
-        ValueError: by both.
-        UsageError: Adasum, or an unknown one.
+        ValueError: by both, or an unknown one.
     """
     if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        raise ValueError("give op or average, not both: op takes the place of average")
     chosen = op if op is not None else default if average is None else Average if average else Sum
     if chosen not in OPERATIONS:
-        raise UsageError("op=Adasum is not supported yet: use Average or Sum" if chosen == Adasum else f"no op {op!r}")
+        raise ValueError(f"no reduction {op!r}: give hvd.Average, Sum, Adasum, Min, Max or Product")
     return chosen

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from mpitrain.collectives import operations as collectives
 from mpitrain.horovod.basics import rank, size, world
+from mpitrain.horovod.gradients import LocalVariables
 from mpitrain.horovod.variables import broadcast_variables
 from mpitrain.training.replicas import has_value
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """All ranks start from rank `root_rank`'s variables, where they exist before the first step.
+    """All ranks start from rank `root_rank`'s variables.
 
-    A model that is built by its first step starts from rank 0's: the distributed optimizer sees to that.
+    They are broadcast before the first step, and those of a model that is built by its first step after it; such a
+    model starts from rank 0's, where the distributed optimizer sees to that.
 
     Args:
         root_rank: whose values are taken.
@@ -28,12 +31,30 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
-        self._root, self._local = root_rank, {id(variable) for variable in local_variables or ()}
+        self._root, self._local = root_rank, LocalVariables()
+        several = isinstance(local_variables, Iterable)
+        self._local.add(*(local_variables if several else () if local_variables is None else (local_variables,)))
+        self._missing = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Local: this variable stays each rank's own."""
+        self._local.add(var)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Collective: before the first step."""
-        found = [*self.model.variables, *(self.model.optimizer.variables if self.model.optimizer.built else ())]
-        broadcast_variables([v for v in found if id(v) not in self._local and has_value(v)], self._root)
+        self._missing = not self.model.built
+        self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective: after the first step of a model that was built by it."""
+        if self._missing:
+            self._missing = False
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        found = [*self.model.variables, *(optimizer.variables if optimizer is not None and optimizer.built else ())]
+        broadcast_variables([v for v in found if v not in self._local and has_value(v)], self._root)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -55,12 +76,47 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs.update(zip(names, means.tolist(), strict=True))
 
 
+class Momentum(float):
+    """The momentum of an optimizer, of which a step, compiled or not, takes a multiple.
+
+    To Keras, which checks and saves it, it is the number that it was; TensorFlow reads the variable.
+    """
+
+    def __new__(cls, value: float) -> Momentum:
+        """Local: as a float, with a variable of the same value."""
+        own = super().__new__(cls, value)
+        with tf.init_scope():
+            own._current = tf.Variable(value, trainable=False, dtype=tf.float32)
+        return own
+
+    _current: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Momentum:
+        """Local: that of the model's optimizer, which is made one if it is a plain number."""
+        found = model.optimizer.momentum
+        if not isinstance(found, cls):
+            found = model.optimizer.momentum = cls(found)
+            model.make_train_function(force=True)  # what was compiled before holds the number
+        return found
+
+    def scale(self, factor: float) -> None:
+        """Local: the steps that follow take `factor` times the number."""
+        self._current.assign(float(self) * factor)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        """Local: its present value, read when the step runs."""
+        value = self._current.read_value()
+        return value if dtype is None else tf.cast(value, dtype)
+
+
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """The learning rate is `initial_lr` times `multiplier`, from epoch `start_epoch` until `end_epoch`.
 
     Args:
         initial_lr: at multiplier 1.
-        multiplier: a number, or a function of the epoch, which is a fraction where `staircase` is False.
+        multiplier: a function of the epoch, which is a fraction where `staircase` is False, or a number: the rate
+            is then multiplied by it once more in each epoch.
         start_epoch: the first epoch.
         end_epoch: the first epoch without effect; None for no end.
         staircase: set the rate once an epoch.
@@ -81,19 +137,23 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.initial_lr = initial_lr
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
-        self.staircase = staircase or not callable(multiplier)
+        if initial_lr is None:
+            raise ValueError("initial_lr is needed: the learning rate at multiplier 1")
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self.staircase = staircase
         self.start_epoch, self.end_epoch = start_epoch, math.inf if end_epoch is None else end_epoch
         self.momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
-        self._momentum: float | None = None
+        self._momentum: Momentum | None = None
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Local: find the number of steps.
+        """Local: find the number of steps, and make the momentum one that a compiled step reads anew.
 
         Raises:
-            ValueError: it is needed, and not known.
+            ValueError: the number of steps is needed, and not known.
         """
+        if self.momentum_correction and getattr(self.model.optimizer, "momentum", None):
+            self._momentum = Momentum.of(self.model)
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -106,13 +166,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Local: set the rate of this step."""
         if self.start_epoch <= self._epoch < self.end_epoch and not (self.staircase and batch):
-            fraction = 0.0 if self.staircase else batch / (self.steps_per_epoch or 1)
-            self._set(self.initial_lr * self.multiplier(self._epoch + fraction))
+            fraction = batch / (self.steps_per_epoch or 1)
+            self._set(self.initial_lr * self.multiplier(self._epoch + (0 if self.staircase else fraction)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Local: the momentum of before."""
         if self._momentum is not None:
-            self.model.optimizer.momentum, self._momentum = self._momentum, None
+            self._momentum.scale(1.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Local: tell the rate in `logs`."""
@@ -125,10 +185,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def _set(self, rate: float) -> None:
         optimizer, before = self.model.optimizer, self._rate()
         optimizer.learning_rate = rate
-        # A compiled step holds the momentum as a constant, so it is corrected where steps run eagerly.
-        if self.momentum_correction and self.model.run_eagerly and getattr(optimizer, "momentum", 0) and before:
-            self._momentum = optimizer.momentum
-            optimizer.momentum = self._momentum * rate / before
+        if self._momentum is not None and before:
+            self._momentum.scale(rate / before)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

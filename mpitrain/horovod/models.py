@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from mpitrain.horovod.operations import Compression
+from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.optimizers import KerasDistributedOptimizer
 
 

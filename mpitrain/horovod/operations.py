@@ -1,84 +1,82 @@
-"""Horovod's collectives on tensors, with their gradients."""
+"""Horovod's collectives on tensors, with their gradients.
+
+The gradient of a reduction is the same reduction of the gradients. Those of a gathered and of a broadcast tensor are
+averaged over the ranks, not summed, as Horovod has it.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from mpitrain.collectives import operations as collectives
-from mpitrain.errors import MismatchError
-from mpitrain.horovod.basics import (
-    OPERATIONS,
-    Average,
-    Sum,
-    check_process_set,
-    global_process_set,
-    operation,
-    rank,
-    size,
-    world,
-)
+from mpitrain.comm.world import World
+from mpitrain.horovod.basics import OPERATIONS, Adasum, Average, Sum, operation
+from mpitrain.horovod.compression import Compression
+from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
 
 
-class Compression:
-    """How tensors travel: `none`, or `fp16`, which rounds floating-point tensors to half precision."""
+@dataclass(frozen=True)
+class _Reduction:
+    """What `allreduce` and `reducescatter` have in common."""
 
-    class none:  # noqa: N801 (the field's name)
-        """As they are."""
+    world: World
+    op: int
+    before: float
+    after: float
+    compression: Any
+    name: str | None
 
-        @staticmethod
-        def compress(tensor: Any) -> tuple[Any, Any]:
-            """Local: the tensor, and what `decompress` needs."""
-            return tensor, None
-
-        @staticmethod
-        def decompress(tensor: Any, ctx: Any) -> Any:
-            """Local: the tensor again."""
-            return tensor
-
-    class fp16:  # noqa: N801 (the field's name)
-        """Rounded to float16."""
-
-        @staticmethod
-        def compress(tensor: Any) -> tuple[Any, Any]:
-            """Local: the rounded tensor, and its own dtype."""
-            return (tf.cast(tensor, tf.float16), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
-
-        @staticmethod
-        def decompress(tensor: Any, ctx: Any) -> Any:
-            """Local: in its own dtype again."""
-            return tensor if ctx is None else tf.cast(tensor, ctx)
+    def options(self) -> dict[str, Any]:
+        return {
+            "op": OPERATIONS[self.op],
+            "before": self.before,
+            "after": self.after,
+            "half": self.compression is not Compression.none,
+            "name": self.name,
+            "world": self.world,
+        }
 
 
-def _told(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Collective: what ranks call differently is the error that Horovod raises."""
-    try:
-        return call(*args, **kwargs, world=world())
-    except MismatchError as error:
-        raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
+def _with_gradient(function: Callable[[Any], tuple[Any, Any]], tensor: tf.Tensor) -> Any:
+    """Collective: the result of `function`, which gives its gradient too; that takes time only where a tape records."""
+    if tf.executing_eagerly() and not record.could_possibly_record():
+        return function(tensor)[0]
+    return tf.custom_gradient(function)(tensor)
 
 
-def _reduced(tensor: Any, op: int) -> Any:
-    """Collective: `all_reduce`; the gradient of a sum is the sum of gradients, of a mean their mean."""
+def _reduced(tensor: tf.Tensor, how: _Reduction) -> Any:
+    """Collective: `all_reduce` with its gradient."""
 
-    @tf.custom_gradient
     def reduce(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
-            return _reduced(upstream, op)
+            return _reduced(upstream, how)
 
-        return _told(collectives.all_reduce, own, OPERATIONS[op]), gradient
+        return told(collectives.all_reduce, own, **how.options()), gradient
 
-    return reduce(tensor)
+    return _with_gradient(reduce, tensor)
 
 
-def _scaled(tensor: Any, factor: float) -> Any:
-    if factor == 1.0:
-        return tensor
-    if tensor.dtype.is_integer:
-        return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
-    return tensor * tf.cast(factor, tensor.dtype)
+def _scattered(tensor: tf.Tensor, how: _Reduction) -> Any:
+    """Collective: `reduce_scatter` with its gradient."""
+
+    def scatter(own: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            factor = how.before * how.after * (how.world.size if how.op == Sum else 1)
+            return told(collectives.all_gather, upstream * tf.cast(factor, upstream.dtype), world=how.world)
+
+        return told(collectives.reduce_scatter, own, **how.options()), gradient
+
+    return _with_gradient(scatter, tensor)
+
+
+def _mean(tensor: tf.Tensor, world: World) -> Any:
+    return _reduced(tensor, _Reduction(world, Average, 1.0, 1.0, Compression.none, None))
 
 
 def allreduce(
@@ -91,25 +89,38 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Collective: reduce a tensor, or `IndexedSlices` (Sum and Average), over all ranks.
+    """Collective: reduce a tensor, or `IndexedSlices` (Sum and Average), over all ranks of the process set.
 
     Raises:
-        NotImplementedError: another reduction or a factor with `IndexedSlices`.
-        tf.errors.FailedPreconditionError: eagerly, when ranks differ in shape, dtype or op.
+        NotImplementedError: another reduction or a factor with `IndexedSlices`, or Adasum that is not possible.
+        tf.errors.FailedPreconditionError: when ranks differ in shape, dtype, op, factors or name.
+        tf.errors.InvalidArgumentError: this rank is not in the process set.
     """
-    check_process_set(process_set)
     op = operation(op, average)
+    world = member(process_set)
     if isinstance(tensor, tf.IndexedSlices):
         if op not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
             raise NotImplementedError("IndexedSlices can be summed and averaged only, without factors")
-        values, indices = allgather(tensor.values), allgather(tensor.indices)
-        values = _scaled(values, 1.0 / size()) if op == Average else values
+        values = allgather(tensor.values, process_set=process_set)
+        indices = allgather(tensor.indices, process_set=process_set)
+        values = values / tf.cast(world.size, values.dtype) if op == Average else values
         return tf.IndexedSlices(values, indices, tensor.dense_shape)
-    small, context = compression.compress(_scaled(tf.convert_to_tensor(tensor), prescale_factor))
-    return _scaled(compression.decompress(_reduced(small, op), context), postscale_factor)
+    if op == Adasum:
+        _check_adasum(world, process_set)
+    tensor = tf.convert_to_tensor(tensor)
+    small, context = compression.compress(tensor)
+    how = _Reduction(world, op, prescale_factor, postscale_factor, compression, name)
+    return compression.decompress(_reduced(small, how), context)
+
+
+def _check_adasum(world: World, process_set: ProcessSet) -> None:
+    if process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum is for all ranks only, not for a process set")
+    if world.size & (world.size - 1):
+        raise NotImplementedError(f"Adasum needs a number of ranks that is a power of two, not {world.size}")
 
 
 def grouped_allreduce(
@@ -121,46 +132,52 @@ def grouped_allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
-) -> list[Any]:
+) -> Any:
     """Collective: `allreduce` of each."""
     options: dict[str, Any] = {"compression": compression, "op": operation(op, average), "process_set": process_set}
     factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return [allreduce(tensor, **options, **factors) for tensor in tensors]
+    return [
+        allreduce(tensor, name=_numbered(name, index), **options, **factors) for index, tensor in enumerate(tensors)
+    ]
+
+
+def _numbered(name: str | None, index: int) -> str | None:
+    return None if name is None else f"{name}.{index}"
 
 
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Collective: concatenate along the first axis; first dimensions may differ between ranks."""
-    check_process_set(process_set)
+    world = member(process_set)
 
-    @tf.custom_gradient
     def gather(own: Any) -> Any:
-        rows = tf.shape(tf.reshape(own, [-1]) if own.shape.rank == 0 else own)[:1]
-        counts = _told(collectives.all_gather, rows)
-        result = _told(collectives.all_gather, own)
-
         def gradient(upstream: Any) -> Any:
-            start = tf.reduce_sum(counts[: rank()])
-            part = _reduced(upstream, Sum)[start : start + counts[rank()]]
+            rows = tf.shape(tf.reshape(own, [-1]) if own.shape.rank == 0 else own)[:1]
+            counts = told(collectives.all_gather, rows, world=world)
+            start = tf.reduce_sum(counts[: world.rank])
+            part = _mean(upstream, world)[start : start + counts[world.rank]]
             return tf.reshape(part, tf.shape(own))
 
-        return result, gradient
+        return told(collectives.all_gather, own, name=name, world=world), gradient
 
-    return gather(tf.convert_to_tensor(tensor))
+    return _with_gradient(gather, tf.convert_to_tensor(tensor))
 
 
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Collective: `allgather` of each."""
-    return [allgather(tensor, process_set=process_set) for tensor in tensors]
+    return [allgather(tensor, _numbered(name, index), process_set=process_set) for index, tensor in enumerate(tensors)]
 
 
 def broadcast(
@@ -168,29 +185,39 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Collective: rank `root_rank`'s tensor."""
-    check_process_set(process_set)
+    """Collective: the tensor of global rank `root_rank`, which is in the process set."""
+    world = member(process_set)
+    root = position(process_set, root_rank)
 
-    @tf.custom_gradient
     def send(own: Any) -> Any:
         def gradient(upstream: Any) -> Any:
-            total = _reduced(upstream, Sum)
-            return total if rank() == root_rank else tf.zeros_like(total)
+            mean = _mean(upstream, world)
+            if world.rank == root:
+                return mean
+            with tf.control_dependencies([mean]):  # else a session would leave out what this rank does not need
+                return tf.zeros_like(mean)
 
-        return _told(collectives.broadcast, own, root_rank), gradient
+        return told(collectives.broadcast, own, root, name=name, world=world), gradient
 
-    return send(tf.convert_to_tensor(tensor))
+    return _with_gradient(send, tf.convert_to_tensor(tensor))
 
 
 def broadcast_(
-    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = global_process_set
-) -> Sequence[Any]:
-    """Collective: variables become those of rank `root_rank`, in place."""
-    for variable in variables:
-        variable.assign(broadcast(variable, root_rank, process_set=process_set))
-    return variables
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Collective: variables become those of rank `root_rank`, in place; their new values."""
+    values = []
+    for index, variable in enumerate(variables):
+        value = broadcast(variable, root_rank, _numbered(name, index), process_set=process_set)
+        assigned = variable.assign(value)
+        with tf.control_dependencies([] if tf.executing_eagerly() or assigned is None else [assigned]):
+            values.append(tf.identity(value))
+    return values
 
 
 def alltoall(
@@ -198,21 +225,30 @@ def alltoall(
     splits: Any = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Collective: send a run of rows to each rank; with `splits` also tell how many rows came from each."""
-    check_process_set(process_set)
+    """Collective: send a run of rows to each rank; with `splits` also tell how many rows came from each.
 
-    @tf.custom_gradient
+    Raises:
+        ValueError: `splits` are no whole numbers.
+        tf.errors.InvalidArgumentError: on every rank: they do not add up to all rows, or without them the rows do not
+            divide by the number of ranks.
+    """
+    world = member(process_set)
+    if splits is not None:
+        splits = tf.convert_to_tensor(splits)
+        if not splits.dtype.is_integer:
+            raise ValueError(f"splits must be whole numbers, not {splits.dtype.name}")
+
     def exchange(own: Any) -> Any:
-        result, received = _told(collectives.all_to_all, own, splits)
+        result, received = told(collectives.all_to_all, own, splits, name=name, world=world)
 
         def gradient(upstream: Any, _: Any = None) -> Any:
-            return _told(collectives.all_to_all, upstream, received)[0]
+            return told(collectives.all_to_all, upstream, received, world=world)[0]
 
         return (result, received), gradient
 
-    result, received = exchange(tf.convert_to_tensor(tensor))
+    result, received = _with_gradient(exchange, tf.convert_to_tensor(tensor))
     return result if splits is None else (result, received)
 
 
@@ -222,24 +258,23 @@ def reducescatter(
     compression: Any = Compression.none,
     op: int = Average,
     name: str | None = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Collective: reduce, and keep this rank's rows; earlier ranks get one row more where they do not divide."""
-    check_process_set(process_set)
-    op = operation(op, None)
+    """Collective: reduce, and keep this rank's rows; earlier ranks get one row more where they do not divide.
 
-    @tf.custom_gradient
-    def scatter(own: Any) -> Any:
-        def gradient(upstream: Any) -> Any:
-            return _scaled(allgather(upstream), 1.0 / size() if op == Average else 1.0)
-
-        return _told(collectives.reduce_scatter, own, OPERATIONS[op]), gradient
-
-    small, context = compression.compress(_scaled(tf.convert_to_tensor(tensor), prescale_factor))
-    return _scaled(compression.decompress(scatter(small), context), postscale_factor)
+    Raises:
+        NotImplementedError: Adasum.
+        tf.errors.InvalidArgumentError: the tensor is a scalar.
+    """
+    if operation(op, None) == Adasum:
+        raise NotImplementedError("Adasum is for allreduce only")
+    world = member(process_set)
+    small, context = compression.compress(tf.convert_to_tensor(tensor))
+    how = _Reduction(world, op, prescale_factor, postscale_factor, compression, name)
+    return compression.decompress(_scattered(small, how), context)
 
 
 def grouped_reducescatter(
@@ -247,11 +282,17 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Any = Compression.none,
     op: int = Average,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Collective: `reducescatter` of each."""
-    options: dict[str, Any] = {"compression": compression, "op": op, "process_set": process_set}
-    factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return [reducescatter(tensor, **options, **factors) for tensor in tensors]
+    one = functools.partial(
+        reducescatter,
+        compression=compression,
+        op=op,
+        process_set=process_set,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+    )
+    return [one(tensor) for tensor in tensors]

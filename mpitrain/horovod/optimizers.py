@@ -1,7 +1,8 @@
-"""Distributed optimizers and tapes with Horovod's arguments."""
+"""Distributed optimizers with Horovod's arguments."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,76 +10,83 @@ import keras
 import tensorflow as tf
 
 from mpitrain.errors import UsageError
-from mpitrain.horovod.basics import Average, Sum, check_process_set, global_process_set, operation, size, world
-from mpitrain.horovod.operations import Compression
+from mpitrain.horovod.basics import Adasum, Average, Sum, operation
+from mpitrain.horovod.compression import Compression
+from mpitrain.horovod.gradients import LocalVariables, Options, exchange_for, local_variables_of, scaled
+from mpitrain.horovod.legacy import LegacyOptimizer
+from mpitrain.horovod.process_sets import ProcessSet, global_process_set
 from mpitrain.training import optimizer as distributed
-from mpitrain.training import tape as tapes
 
 ATTRIBUTE = "_mpitrain_scaled"
 
 
-def dense(gradients: Sequence[Any], sparse_as_dense: bool, factor: float) -> list[Any]:
-    """Local: gradients times `factor`, sparse ones made dense where that is asked for."""
-
-    def one(gradient: Any) -> Any:
-        if isinstance(gradient, tf.IndexedSlices):
-            if not sparse_as_dense:
-                values = gradient.values * tf.cast(factor, gradient.values.dtype)
-                return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-            gradient = tf.convert_to_tensor(gradient)
-        return gradient if gradient is None or factor == 1.0 else gradient * tf.cast(factor, gradient.dtype)
-
-    return [one(gradient) for gradient in gradients]
-
-
-def _of_gradients(op: int, process_set: Any) -> int:
-    """Local: Average or Sum.
+def check_groups(num_groups: int, groups: Any) -> None:
+    """Local: groups of gradients change no number, and buckets are formed without them.
 
     Raises:
-        UsageError: another reduction, or a process set.
+        ValueError: they are neither a number nor lists of variables.
     """
-    check_process_set(process_set)
-    if operation(op, None) not in (Average, Sum):
-        raise UsageError("op must be Average or Sum for gradients")
-    return op
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+    if groups is not None and not isinstance(groups, list) and not groups > 0:
+        raise ValueError("groups must be a number above 0 or a list of lists of variables")
 
 
 def distribute(
     optimizer: Any,
-    *,
-    op: int,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    sparse_as_dense: bool,
-    process_set: Any,
+    options: Options,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    local: Sequence[Any] | None = None,
 ) -> Any:
-    """Local: make a Keras optimizer average (or sum) its gradients over all ranks.
+    """Local: make a Keras optimizer average (or sum) its gradients over all ranks of a process set.
+
+    Args:
+        optimizer: is changed and returned.
+        options: how the gradients become one.
+        backward_passes_per_step: gradients of so many steps are added up first.
+        average_aggregated_gradients: they are averaged.
+        local: variables whose gradients stay each rank's own; if it is given at all, even empty, ranks keep
+            the values that their variables start from.
 
     Raises:
+        ValueError: another reduction.
         UsageError: it is no Keras 3 optimizer, or was used before it was to accumulate gradients.
     """
-    op = _of_gradients(op, process_set)
+    if operation(options.op, None) not in (Average, Sum):
+        raise ValueError("op must be Average or Sum for the gradients of a Keras optimizer")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UsageError(
             f"DistributedOptimizer takes a Keras 3 optimizer, not {type(optimizer).__name__}; "
-            "optimizers of tf.compat.v1 and tf.keras.optimizers.legacy are gone with Keras 3"
+            "optimizers of tf.keras.optimizers.legacy are gone with Keras 3"
         )
-    factor = float(size()) if op == Sum else 1.0
-    if backward_passes_per_step > 1:
-        if optimizer.built:
-            raise UsageError("backward_passes_per_step must be given before the optimizer is first used")
-        optimizer.gradient_accumulation_steps = backward_passes_per_step
-        factor *= 1.0 if average_aggregated_gradients else backward_passes_per_step
-    distributed.DistributedOptimizer(optimizer, world=world())
-    if (factor != 1.0 or sparse_as_dense) and ATTRIBUTE not in optimizer.__dict__:
-        apply: Callable[..., Any] = optimizer.apply
-
-        def scaled(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            return apply(dense(grads, sparse_as_dense, factor), trainable_variables)
-
-        object.__setattr__(optimizer, ATTRIBUTE, True)
-        object.__setattr__(optimizer, "apply", scaled)
+    _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
+    exchange = exchange_for(options)
+    kept = LocalVariables() if exchange is None else exchange.local
+    kept.add(*(local or ()))
+    if exchange is not None:
+        alike = local is None and options.process_set.process_set_id == 0
+        distributed.DistributedOptimizer(optimizer, exchange=exchange, synchronize_first=alike)
+    object.__setattr__(optimizer, "register_local_var", kept.add)
     return optimizer
+
+
+def _accumulate(optimizer: Any, steps: int, average: bool) -> None:
+    """Local: Keras averages what it accumulates; Horovod adds it up unless told otherwise."""
+    if steps <= 1:
+        return
+    if optimizer.built:
+        raise UsageError("backward_passes_per_step must be given before the optimizer is first used")
+    optimizer.gradient_accumulation_steps = steps
+    if average or ATTRIBUTE in optimizer.__dict__:
+        return
+    apply: Callable[..., Any] = optimizer.apply
+
+    def multiplied(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        return apply([scaled(gradient, float(steps)) for gradient in grads], trainable_variables)
+
+    object.__setattr__(optimizer, ATTRIBUTE, True)
+    object.__setattr__(optimizer, "apply", multiplied)
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's)
@@ -95,18 +103,19 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Local: as in `horovod.tensorflow`; the optimizer itself is changed and returned."""
-    return distribute(
-        optimizer,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    """Local: as in `horovod.tensorflow`: a Keras optimizer itself is changed; one of TensorFlow 1 is wrapped."""
+    check_groups(num_groups, groups)
+    options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
+    if op == Adasum and average_aggregated_gradients:
+        raise ValueError("Adasum does not go with average_aggregated_gradients=True")
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return LegacyOptimizer(
+            optimizer, options, name, use_locking, backward_passes_per_step, average_aggregated_gradients
+        )
+    return distribute(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
 def KerasDistributedOptimizer(  # noqa: N802 (Horovod's)
@@ -122,47 +131,36 @@ def KerasDistributedOptimizer(  # noqa: N802 (Horovod's)
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Local: as in `horovod.tensorflow.keras`; the optimizer itself is changed and returned."""
-    return distribute(
-        optimizer,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
+    check_groups(num_groups, groups)
+    options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
+    return distribute(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
-class _Tape(tapes.DistributedGradientTape):
-    def __init__(self, tape: Any, op: int, sparse_as_dense: bool) -> None:
-        super().__init__(tape, world=world())
-        self._factor = float(size()) if op == Sum else 1.0
-        self._dense = sparse_as_dense
-
-    def gradient(  # type: ignore[override]
-        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> Any:
-        """Collective: gradients of `target`, averaged or summed over all ranks."""
-        means = super().gradient(target, sources, output_gradients)
-        parts = dense(tf.nest.flatten(means), self._dense, self._factor)
-        return tf.nest.pack_sequence_as(sources, parts)
-
-
-def DistributedGradientTape(  # noqa: N802 (Horovod's)
-    gradtape: Any,
+def PartialDistributedOptimizer(  # noqa: N802 (Horovod's)
+    optimizer: Any,
+    name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    op: int = Average,
     gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
     groups: Any = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Local: a tape whose gradients are the mean or sum over all ranks."""
-    return _Tape(gradtape, _of_gradients(op, process_set), sparse_as_dense)
+    """Local: as `DistributedOptimizer`; the gradients of `local_layers` stay each rank's own.
+
+    Ranks start from the values they have: what is to be the same on all is broadcast by the script, as under Horovod.
+    """
+    check_groups(0, groups)
+    options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
+    local = local_variables_of(local_layers)
+    return distribute(optimizer, options, backward_passes_per_step, average_aggregated_gradients, local)

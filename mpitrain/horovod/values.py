@@ -6,7 +6,7 @@ from typing import Any
 
 from mpitrain.horovod import operations
 from mpitrain.horovod.basics import Average
-from mpitrain.horovod.operations import Compression
+from mpitrain.horovod.compression import Compression
 
 
 def allreduce(

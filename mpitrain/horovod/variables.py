@@ -5,18 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from mpitrain.collectives import operations as collectives
-from mpitrain.horovod.basics import check_process_set, global_process_set, world
+from mpitrain.horovod.basics import world
+from mpitrain.horovod.operations import broadcast
+from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
 from mpitrain.training import replicas
 from mpitrain.training.exchange import current_exchange
 
 
 def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: Any = global_process_set, inplace: bool = False
-) -> None:
-    """Collective: variables become those of rank `root_rank`."""
-    check_process_set(process_set)
-    replicas.broadcast_variables(list(variables), root_rank, world=world())
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Collective: variables become those of global rank `root_rank`.
+
+    Returns:
+        None where steps run eagerly; in a graph the operation that does it.
+    """
+    variables = list(variables)
+    if tf.executing_eagerly():
+        told(replicas.broadcast_variables, variables, position(process_set, root_rank), world=member(process_set))
+        return None
+    assigned = [variable.assign(broadcast(variable, root_rank, process_set=process_set)) for variable in variables]
+    return tf.group(*[one for one in assigned if one is not None])
 
 
 def broadcast_object(
@@ -24,34 +40,47 @@ def broadcast_object(
     root_rank: int = 0,
     session: Any = None,
     name: str | None = None,
-    process_set: Any = global_process_set,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Collective: rank `root_rank`'s object, pickled."""
-    check_process_set(process_set)
-    return collectives.broadcast_obj(obj, root_rank, world=world())
+    """Collective, and at once, in graphs of TensorFlow 1 too: rank `root_rank`'s object, pickled."""
+    root = position(process_set, root_rank)
+    return told(collectives.broadcast_obj, obj, root, world=member(process_set))
 
 
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: Any = global_process_set
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
     """Local: a function that broadcasts the object it is given."""
     return lambda obj: broadcast_object(obj, root_rank, process_set=process_set)
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: Any = global_process_set
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Collective: every rank's object, in rank order."""
-    check_process_set(process_set)
-    return collectives.all_gather_obj(obj, world=world())
+    """Collective, and at once: every rank's object, in rank order."""
+    return list(told(collectives.all_gather_obj, obj, world=member(process_set)))
 
 
-def join() -> int:
-    """Collective: this rank has no more data; take part in the updates of the others until all have joined.
+def join() -> Any:
+    """Collective: this rank has no more data; take part in what the others do until all have joined.
+
+    It takes part in updates, in `allreduce` with zeros (Average still divides by the number of all ranks) and in
+    `allgather` with no rows.
 
     Returns:
-        The last rank that joined; of several at once the highest.
+        The last rank that joined, as a tensor; of several at once the highest.
     """
-    made = current_exchange(world()).join()
+    if tf.executing_eagerly():
+        return tf.constant(told(_join), tf.int32)
+    joined = tf.numpy_function(lambda: np.int32(_join()), [], tf.int32)
+    joined.set_shape([])
+    return joined
+
+
+def _join() -> int:
+    made = current_exchange(world()).join(collectives=True)
     everyone = collectives.all_gather_obj(made, world=world())
     return max(range(len(everyone)), key=lambda rank: (-everyone[rank], rank))

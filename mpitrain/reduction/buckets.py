@@ -25,12 +25,14 @@ class TensorSpec:
         shape: static shape.
         dtype: name of the dtype.
         sparse: True for `tf.IndexedSlices`.
+        half: half precisions are summed as they are.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     sparse: bool = False
+    half: bool = False
 
     @property
     def size(self) -> int:
@@ -39,13 +41,13 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense tensor as it travels: half precisions are summed as float32."""
+        """Bytes of the dense tensor as it travels."""
         return self.size * itemsize(self.travel_dtype)
 
     @property
     def travel_dtype(self) -> str:
-        """The dtype in which the tensor is summed."""
-        return "float32" if self.dtype in HALF_PRECISIONS else self.dtype
+        """The dtype in which the tensor is summed: of half precisions usually float32."""
+        return "float32" if self.dtype in HALF_PRECISIONS and not (self.half and not self.sparse) else self.dtype
 
 
 def alone_bytes_for(hosts: int) -> int:
@@ -59,7 +61,7 @@ def alone_bytes_for(hosts: int) -> int:
 
 def itemsize(dtype: str) -> int:
     """Bytes of one element; for the dtypes gradients have."""
-    return {"float32": 4, "float64": 8, "complex64": 8, "complex128": 16}[dtype]
+    return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}[dtype]
 
 
 @dataclass(frozen=True)

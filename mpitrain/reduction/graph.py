@@ -15,16 +15,18 @@ from mpitrain.reduction.reducer import Reducer
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
 
 
-def spec_of(gradient: Gradient, variable: Any) -> TensorSpec:
-    """Local: what all ranks must agree on about one gradient."""
+def spec_of(gradient: Gradient, variable: Any, half: bool = False) -> TensorSpec:
+    """Local: what all ranks must agree on about one gradient; with `half` half precisions are summed as they are."""
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
     shape = tuple(int(n) for n in variable.shape)
-    return TensorSpec(name, shape, gradient.dtype.name, isinstance(gradient, tf.IndexedSlices))
+    return TensorSpec(name, shape, gradient.dtype.name, isinstance(gradient, tf.IndexedSlices), half)
 
 
-def plan_of(gradients: Sequence[Gradient], variables: Sequence[Any], title: str, hosts: int) -> BucketPlan:
+def plan_of(
+    gradients: Sequence[Gradient], variables: Sequence[Any], title: str, hosts: int, half: bool = False
+) -> BucketPlan:
     """Local: how these gradients are exchanged between ranks on so many hosts."""
-    specs = [spec_of(g, v) for g, v in zip(gradients, variables, strict=True)]
+    specs = [spec_of(g, v, half) for g, v in zip(gradients, variables, strict=True)]
     return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from mpitrain.comm.communicator import Buffer
 
 ALIGNMENT = 64
-SLACK = 1.25
 
 
 class BufferPool:
@@ -25,16 +24,14 @@ class BufferPool:
         self._free_references = self._references(0)
 
     def take(self, size: int, dtype: str) -> Buffer:
-        """Local: a one-dimensional aligned array of undefined content.
+        """Local: a one-dimensional aligned array of undefined content, in the smallest free block that holds it.
 
-        The caller may return it, or views of it, to TensorFlow.
+        However much larger that is: what the first buckets of an update leave serves the next ones, and a few
+        blocks do for all. The caller may return the array, or views of it, to TensorFlow.
         """
         nbytes = size * np.dtype(dtype).itemsize
-        fitting = [
-            (block.nbytes, index)
-            for index, block in enumerate(self._blocks)
-            if index and nbytes <= block.nbytes <= nbytes * SLACK + ALIGNMENT
-        ]
+        sizes = [block.nbytes for block in self._blocks]
+        fitting = [(sizes[index], index) for index in range(1, len(sizes)) if sizes[index] >= nbytes]
         for _, index in sorted(fitting):
             if self._references(index) == self._free_references:
                 break

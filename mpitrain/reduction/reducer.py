@@ -131,6 +131,8 @@ class Reducer:
                 bucket = plan.buckets[index]
                 result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
             self.statistics.exchange += time.perf_counter() - start
+            if self.agreement.observer is not None:
+                self.agreement.observer.ended()
         except MpitrainError as error:
             activity.error = error
             raise

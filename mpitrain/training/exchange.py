@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpitrain.collectives import host
 from mpitrain.comm.agreement import Agreed, signature_of
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import CollectiveError
@@ -38,8 +39,17 @@ def sample_count(samples: Any) -> Iterator[None]:
         _samples.reset(token)
 
 
+def keep_sample_count(samples: Any) -> None:
+    """Local: from now on `samples` holds wherever no `sample_count` does.
+
+    Args:
+        samples: as for `sample_count`; a variable is read at each exchange.
+    """
+    _samples.set(samples)
+
+
 def current_samples() -> Any:
-    """Local: the number that `sample_count` set, or 1."""
+    """Local: the number that `sample_count` or `keep_sample_count` set, or 1."""
     return _samples.get()
 
 
@@ -111,7 +121,16 @@ class Exchange:
         """Local: how these gradients, of which none is None, are exchanged."""
         from mpitrain.reduction.graph import plan_of
 
-        return plan_of(gradients, variables, title, self.world.topology.node_count)
+        return plan_of(gradients, variables, title, self.world.topology.node_count, self.half)
+
+    def plan_update(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
+        """Local: what `mean` makes of these gradients, of which none is None."""
+        return self.plan(gradients, variables, title)
+
+    @property
+    def half(self) -> bool:
+        """Half precisions are summed as they are."""
+        return False
 
     def synchronize_once(self, variables: Sequence[Any]) -> bool:
         """Collective: rank 0's values for variables that were not given here before; True if any differed.
@@ -131,11 +150,13 @@ class Exchange:
         """Local: how this rank makes the update so described with nothing of its own; kept by a weak reference."""
         self._empty_updates[signature_of(description)] = update
 
-    def join(self, finished: bool = False) -> int:
+    def join(self, finished: bool = False, collectives: bool = False) -> int:
         """Collective: take part in the updates of ranks that still have data, until all have joined.
 
         Args:
             finished: this rank is at the end of its program and leaves only with all the others.
+            collectives: take part in all-reduce (with zeros, or what else changes nothing) and all-gather (with no
+                rows) as well, where a mean still divides by the number of all ranks.
 
         Returns:
             How many updates of the others this rank took part in.
@@ -145,7 +166,7 @@ class Exchange:
         """
         updates = 0
         while self.world.size > 1:
-            agreed = self.world.agreement.idle(finished, functools.partial(self._pending_samples, finished))
+            agreed = self.world.agreement.idle(finished, functools.partial(self._pending, finished, collectives))
             if agreed.signature is None:
                 if not finished or agreed.finished:
                     break
@@ -160,16 +181,21 @@ class Exchange:
                 )
         return updates
 
-    def _pending_samples(self, finished: bool, signature: int) -> float | None:
+    def _pending(self, finished: bool, collectives: bool, signature: int, description: str) -> float | None:
         update = self._empty_updates.get(signature)
         if update is not None:
             return update.samples()
-        return 0.0 if finished and signature in self._plans else None
+        known = finished and signature in self._plans
+        return 0.0 if known or (collectives and host.without_data(self.world, description)) else None
 
     def _contribute_nothing(self, agreed: Agreed, signature: int) -> None:
         """Collective: one update of the others."""
-        self.reducer.contribute_nothing(agreed)
+        collective = host.without_data(self.world, agreed.description)
+        if collective is not None:
+            collective()
+            return
         update = self._empty_updates.get(signature)
+        self.reducer.contribute_nothing(agreed)
         if update is not None:
             update.run()
             return

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -61,6 +67,7 @@ class Files:
             self._replace(owner, name, self._writing)
         for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read")):
             self._replace(owner, name, self._reading)
+        after_import("matplotlib.figure", lambda module: self._replace(module.Figure, "savefig", self._drawing))
         if not self._world.is_root:
             for callback, methods in WRITING_CALLBACKS.items():
                 for method in methods:
@@ -89,6 +96,15 @@ class Files:
 
         return call
 
+    def _drawing(self, name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+        once = self._writing(name, draw)
+
+        def call(figure: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            to_file = isinstance(target, str | os.PathLike)  # and not to memory, where every rank may read it
+            return once(figure, target, *args, **kwargs) if to_file else draw(figure, target, *args, **kwargs)
+
+        return call
+
     def _reading(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._training():
@@ -96,6 +112,40 @@ class Files:
             return read(*args, **kwargs)
 
         return call
+
+
+class after_import(importlib.abc.MetaPathFinder):  # noqa: N801 (used as a function)
+    """Local: call `action` with the module of that name once it is imported, or now if it has been.
+
+    Args:
+        name: of the module, in full.
+        action: gets the module.
+    """
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name, self._action = name, action
+        if name in sys.modules:
+            action(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Local: what the other finders find, with the action after it."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                self._action(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
 
 
 def on_root(world: World, name: str, action: Callable[[], Any]) -> Any:

@@ -12,13 +12,20 @@ import tensorflow as tf
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
+from mpitrain.reduction.graph import spec_of
 from mpitrain.training.exchange import EmptyUpdate, Exchange, current_samples, exchange_of, sample_count
 from mpitrain.training.replicas import has_value, synchronize
 
 ATTRIBUTE = "_mpitrain_hook"
 
 
-def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any:  # noqa: N802 (the field's name)
+def DistributedOptimizer(  # noqa: N802 (the field's name)
+    optimizer: Any,
+    *,
+    world: World | None = None,
+    exchange: Exchange | None = None,
+    synchronize_first: bool = True,
+) -> Any:
     """Local: make a Keras optimizer average its gradients over all ranks.
 
     The optimizer itself is changed and returned, never rebuilt: its class, state and serialized
@@ -33,6 +40,8 @@ def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any: 
     Args:
         optimizer: a built or new `keras.optimizers.Optimizer`; calling this again changes nothing.
         world: the job; the current one by default.
+        exchange: what takes the mean; that of `world` by default.
+        synchronize_first: before the first update, variables and optimizer state become those of rank 0.
 
     Returns:
         `optimizer`.
@@ -45,12 +54,12 @@ def DistributedOptimizer(optimizer: Any, *, world: World | None = None) -> Any: 
             f"DistributedOptimizer needs a Keras 3 optimizer, not {type(optimizer).__name__}; "
             "give an object, as in DistributedOptimizer(keras.optimizers.Adam())."
         )
-    world = world or current_world()
+    world = exchange.world if exchange else world or current_world()
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:
         inner.remove()
     if world.size > 1 and hook_of(optimizer) is None:
-        _Hook(optimizer, exchange_of(world)).install()
+        _Hook(optimizer, exchange or exchange_of(world), synchronize_first).install()
     return optimizer
 
 
@@ -77,18 +86,20 @@ class _Hook:
 
     Attributes:
         accumulation_steps: steps of which one exchange takes the mean; 0 when every step exchanges.
+        accumulated_samples: where gradients are accumulated, of how many samples.
         captured: while a list, `apply` only notes the gradients there (see `compiled`).
         compiled_update: applies means where the step is compiled, so that a rank without data does it
             with the same bits.
         synchronized: the replicas were made identical before the first update.
     """
 
-    def __init__(self, optimizer: Any, exchange: Exchange) -> None:
+    def __init__(self, optimizer: Any, exchange: Exchange, synchronize_first: bool = True) -> None:
         self.exchange = exchange
         self.optimizer = optimizer
         self.captured: list[tuple[list[Any], list[Any]]] | None = None
         self.compiled_update: Callable[[list[Any]], None] | None = None
-        self.synchronized = self._traced = self._checked = False
+        self.synchronized = self._traced = not synchronize_first
+        self._checked = False
         self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
         if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
@@ -102,7 +113,7 @@ class _Hook:
             self.accumulation_steps = 0
         if self.accumulation_steps:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+                self.accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def install(self) -> None:
         optimizer = self.optimizer
@@ -149,7 +160,7 @@ class _Hook:
         # After a gradient: at the end of data Keras may run a step without any, in which what depends on
         # constants alone is still counted.
         with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
-            self._accumulated_samples.assign_add(samples)
+            self.accumulated_samples.assign_add(samples)
         sums = [None if g is None else tf.convert_to_tensor(g) * tf.cast(samples, g.dtype) for g in grads]
         self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         self._register(sums, variables)
@@ -165,13 +176,13 @@ class _Hook:
         Args:
             grads: sums over this rank's samples, divided by the number of micro-batches, as Keras does.
         """
-        samples = self._accumulated_samples.read_value()
+        samples = self.accumulated_samples.read_value()
         factor = tf.math.divide_no_nan(tf.cast(self.accumulation_steps, tf.float64), samples)
         own = [g * tf.cast(factor, g.dtype) for g in grads]
         variables = self._variables
         with sample_count(samples):
             means = self.exchange.mean(own, variables, self._title, lambda: self._synchronize(variables))
-        self._accumulated_samples.assign(0.0)
+        self.accumulated_samples.assign(0.0)
         return means
 
     def _synchronize(self, variables: Sequence[Any]) -> bool:
@@ -191,12 +202,13 @@ class _Hook:
         if not pairs:
             return
         kept = [variable for _, variable in pairs]
-        plan = self.exchange.plan([gradient for gradient, _ in pairs], kept, self._title)
+        plan = self.exchange.plan_update([gradient for gradient, _ in pairs], kept, self._title)
         if self.exchange.knows(plan.description):
             return
+        specs = [spec_of(gradient, variable) for gradient, variable in pairs]
 
         def nothing() -> None:
-            zeros = [_zero(spec) for spec in plan.specs]
+            zeros = [_zero(spec) for spec in specs]
             with sample_count(0.0):
                 if self.compiled_update is not None:
                     self.compiled_update(self.prepare(zeros, kept))
@@ -213,7 +225,7 @@ class _Hook:
             update()
 
         def samples() -> float:
-            return float(self._accumulated_samples.numpy()) if self.accumulation_steps else 0.0
+            return float(self.accumulated_samples.numpy()) if self.accumulation_steps else 0.0
 
         empty = EmptyUpdate(catch_up, samples)
         self._empty_updates.append(empty)

@@ -34,6 +34,21 @@ class Script:
     is_module: bool = False
 
 
+@dataclass(frozen=True)
+class Division:
+    """How the work of a script is divided among the ranks.
+
+    Attributes:
+        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
+        divide_loops: divide also what loops of the script's own read of `tf.data`.
+        dry_run: stop where the script would train, and print what would be changed.
+    """
+
+    batch_is_global: bool = False
+    divide_loops: bool = False
+    dry_run: bool = False
+
+
 @dataclass
 class Changes:
     """The table of what is different from a run under plain Python.
@@ -69,7 +84,7 @@ def run_alike(world: World, script: Script) -> None:
     _execute(script, together(world.communicator, world.hosts, lambda: _compiled(script)))
 
 
-def run(world: World, script: Script, output: Path, batch_is_global: bool = False, dry_run: bool = False) -> None:
+def run(world: World, script: Script, output: Path, division: Division) -> None:
     """Collective: run `script` on all ranks, its training divided among them.
 
     With one rank nothing at all is changed. With more, ranks other than 0 print to `rank-N.log` in
@@ -79,14 +94,13 @@ def run(world: World, script: Script, output: Path, batch_is_global: bool = Fals
         world: the job.
         script: what to run.
         output: directory of the logs.
-        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
-        dry_run: stop where the script would train, and print what would be changed.
+        division: how the work is divided.
 
     Raises:
         AgreedError: on all ranks: there is no such script, or no log can be written.
     """
     code = together(world.communicator, world.hosts, lambda: _prepare(world, script, output))
-    if world.size == 1 and not dry_run:
+    if world.size == 1 and not division.dry_run:
         _execute(script, code)
         return
     changes = Changes()
@@ -94,24 +108,19 @@ def run(world: World, script: Script, output: Path, batch_is_global: bool = Fals
         changes.note("other", "one rank: the script runs as it is")
         print(changes)
         return
-    _run_divided(world, script, code, batch_is_global, changes, output, dry_run)
+    _run_divided(world, script, code, division, changes, output)
 
 
 def _run_divided(
-    world: World,
-    script: Script,
-    code: types.CodeType | None,
-    batch_is_global: bool,
-    changes: Changes,
-    output: Path,
-    dry_run: bool,
+    world: World, script: Script, code: types.CodeType | None, division: Division, changes: Changes, output: Path
 ) -> None:
     from mpitrain.data.portions import Portion
     from mpitrain.training.files import Files, on_root
     from mpitrain.training.unmodified import DryRunEnded, Unmodified
 
     _seed_alike(world, changes.note)
-    unmodified = Unmodified(world, Portion(world.rank, world.size, batch_is_global), changes.note, dry_run)
+    portion = Portion(world.rank, world.size, division.batch_is_global)
+    unmodified = Unmodified(world, portion, changes.note, division.dry_run, division.divide_loops)
     unmodified.install()
     Files(world, changes.note, lambda: unmodified.training).install()
     ask = builtins.input
@@ -127,7 +136,7 @@ def _run_divided(
     finally:  # scripts like to end with sys.exit
         if world.is_root:
             (output / "rank-0.log").write_text(f"{changes}\n")
-            if dry_run:
+            if division.dry_run:
                 print(changes, flush=True)
     if world.is_root and not unmodified.trained:
         _say_nothing_was_divided(script, world)

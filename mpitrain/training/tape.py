@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.comm.world import World
-from mpitrain.training.exchange import current_exchange, current_samples, sample_count
+from mpitrain.training.exchange import Exchange, current_exchange, current_samples, sample_count
 
 
 class DistributedGradientTape:
@@ -16,11 +16,21 @@ class DistributedGradientTape:
     Args:
         tape: a tape that has recorded, or is recording.
         world: the job; the current one by default.
+        exchange: what takes the mean; that of `world` by default.
+        synchronize_first: variables become those of rank 0 when they are first seen here.
     """
 
-    def __init__(self, tape: tf.GradientTape, *, world: World | None = None) -> None:
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        *,
+        world: World | None = None,
+        exchange: Exchange | None = None,
+        synchronize_first: bool = True,
+    ) -> None:
         self._tape = tape
-        self._exchange = current_exchange(world)
+        self._exchange = exchange or current_exchange(world)
+        self._synchronize_first = synchronize_first
 
     def gradient(
         self,
@@ -33,9 +43,9 @@ class DistributedGradientTape:
     ) -> Any:
         """Collective: gradients of `target`, averaged over all ranks.
 
-        Variables become those of rank 0 when they are first seen here: in a `tf.function` while it is
-        traced; eagerly before the exchange, where the gradients of ranks with other values do not count
-        that once.
+        With `synchronize_first` variables become those of rank 0 when they are first seen here: in a
+        `tf.function` while it is traced; eagerly before the exchange, where the gradients of ranks with
+        other values do not count that once.
 
         Args:
             target: tensor to differentiate.
@@ -47,7 +57,7 @@ class DistributedGradientTape:
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
-        if not tf.executing_eagerly() and self._exchange.world.size > 1:
+        if not tf.executing_eagerly() and self._exchange.world.size > 1 and self._synchronize_first:
             with tf.init_scope():
                 self._exchange.synchronize_once(variables)
         with sample_count(current_samples() if samples is None else samples):
@@ -55,7 +65,7 @@ class DistributedGradientTape:
                 tf.nest.flatten(gradients),
                 variables,
                 "gradients of a tape",
-                lambda: self._exchange.synchronize_once(variables),
+                (lambda: self._exchange.synchronize_once(variables)) if self._synchronize_first else None,
             )
         return tf.nest.pack_sequence_as(sources, means)
 

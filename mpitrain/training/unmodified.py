@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +19,9 @@ import keras
 import numpy as np
 
 from mpitrain.comm.world import World
-from mpitrain.data.portions import Portion, is_arrays, length, of_batches, take
+from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length, of_batches, suited, take
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.loops import DividedLoops
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 
 BATCH_SIZE = 32  # Keras' own default
@@ -39,15 +41,20 @@ class Unmodified:
         portion: how data is divided.
         note: told what is changed, as (part, text).
         dry_run: end the script where it would train.
+        divide_loops: divide what the script's own loops read, see `loops.py`.
 
     Attributes:
         trained: the script has trained something.
     """
 
-    def __init__(self, world: World, portion: Portion, note: Note, dry_run: bool = False) -> None:
+    def __init__(
+        self, world: World, portion: Portion, note: Note, dry_run: bool = False, divide_loops: bool = False
+    ) -> None:
         self.trained = False
         self._world, self._portion, self._note, self._dry_run = world, portion, note, dry_run
+        self._loops = DividedLoops(world, portion, note) if divide_loops else None
         self._fits = 0  # under way
+        self._warned: set[str] = set()
         self._applying = 0
 
     def install(self) -> None:
@@ -58,6 +65,8 @@ class Unmodified:
         _patch(keras.Model, "train_on_batch", self._train_on_batch)
         _patch(keras.optimizers.Optimizer, "apply", self._apply)
         _patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+        if self._loops is not None:
+            self._loops.install()
 
     @property
     def training(self) -> bool:
@@ -123,7 +132,8 @@ class Unmodified:
                 self._applying -= 1
         self._begin_training()
         self._note("optimizer", f"{type(optimizer).__name__}: gradients are averaged over all ranks")
-        self._note("data", "a loop of its own: every rank computes whole batches, as the script reads them")
+        if self._loops is None:
+            self._note("data", "a loop of its own: every rank computes whole batches, as the script reads them")
         return DistributedOptimizer(optimizer, world=self._world).apply(*args, **kwargs)
 
     def _divide_training(self, arguments: Arguments) -> None:
@@ -153,8 +163,9 @@ class Unmodified:
                 return
             batches: int | None = math.ceil(length(x) / self._divide_arrays(arguments, call))
         else:
+            portion = suited(portion, x, evaluating=call != "fit")
             arguments["x"] = of_batches(x, portion)
-            batches = _batches(x)
+            batches = count_of_batches(x)
             part = "its rows of each" if portion.batch_is_global else f"every {portion.size}th"
             self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and takes {part} batch")
         if arguments.get(steps) and batches is not None and not portion.batch_is_global:
@@ -196,6 +207,17 @@ class Unmodified:
         if model.optimizer is not None:
             kind = type(model.optimizer).__name__
             self._note("optimizer", f"{kind}: gradients are averaged over all ranks, weighted by samples")
+            self._warn_of_sums(model)
+
+    def _warn_of_sums(self, model: Any) -> None:
+        """Local: a loss that is a sum over the batch is not one over all ranks' batches."""
+        losses = keras.tree.flatten(model.loss)
+        if any(getattr(loss, "reduction", None) == "sum" for loss in losses):
+            text = f'{model.name}: a loss with reduction="sum" is averaged over ranks, not added up'
+            if self._world.is_root and text not in self._warned:
+                sys.stderr.write(f"mpitrain: {text}: multiply the learning rate by the ranks to have the sum\n")
+            self._warned.add(text)
+            self._note("optimizer", text)
 
     def _begin_training(self) -> None:
         self.trained = True
@@ -240,11 +262,3 @@ def _hold_out(arguments: Arguments) -> None:
     names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
     arguments["validation_data"] = tuple(take(arguments[name], slice(kept, count)) for name in names)
     arguments |= {name: take(arguments[name], slice(0, kept)) for name in names}
-
-
-def _batches(data: Any) -> int | None:
-    """Local: the number of batches of an epoch, where it is known and finite."""
-    if hasattr(data, "cardinality"):
-        count = int(data.cardinality())
-        return count if count >= 0 else None
-    return getattr(data, "num_batches", None)

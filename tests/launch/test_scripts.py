@@ -133,25 +133,32 @@ def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str)
     assert finished.stderr.count("cannot be read") == 1, finished.output
 
 
-CATCHES = """
-import keras
+VARIED = """
+import os, keras, tensorflow as tf, matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 try:
     model.save("/proc/none/model.keras")
 except Exception:
     print("caught")
 model.save_weights("here.weights.h5")
+plt.figure().savefig("plot.png")
+print(os.path.exists("here.weights.h5"), os.path.exists("plot.png"))
+print(*[int(x) for batch in tf.data.Dataset.range(6).batch(2) for x in batch])
 """
 
 
-def test_what_fails_on_rank_0_fails_on_all(mpirun: Mpirun, tmp_path: Path) -> None:
-    script = tmp_path / "catches.py"
-    script.write_text(CATCHES)
-    finished = mpirun(2, ["-m", "mpitrain", str(script)], cwd=tmp_path, env=QUIET)
+def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "varied.py"
+    script.write_text(VARIED)
+    finished = mpirun(2, ["-m", "mpitrain", "--divide-loops", str(script)], cwd=tmp_path, env=QUIET)
     assert finished.returncode == 0, finished.output
-    assert finished.stdout.split() == ["caught"], finished.output
-    assert (tmp_path / "mpitrain-output" / "rank-1.log").read_text().split() == ["caught"]
-    assert (tmp_path / "here.weights.h5").exists()
+    logs = tmp_path / "mpitrain-output"
+    # Of three batches each rank has one, and its row of the last.
+    assert finished.stdout.splitlines() == ["caught", "True True", "0 1 4"], finished.output
+    assert (logs / "rank-1.log").read_text().splitlines() == ["caught", "True True", "2 3 5"]
+    assert "savefig: written by rank 0" in (logs / "rank-0.log").read_text()
 
 
 HOROVOD = """

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
 # From top to bottom. Imports point down only; those in one row know nothing of each other.
 LAYERS = (
     ("cli",),
-    ("bench",),
+    ("bench", "doctor"),
     ("horovod",),
     ("training",),
     ("observe", "planning"),
@@ -24,12 +24,13 @@ LAYERS = (
     ("collectives",),
     ("comm",),
     ("faults",),
+    ("launch",),
     ("runtime",),
     ("config", "events"),
     ("errors",),
 )
 DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}
-LIGHT = ("cli", "comm", "faults", "planning")
+LIGHT = ("cli", "comm", "faults", "planning", "launch", "doctor")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80

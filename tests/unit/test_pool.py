@@ -33,14 +33,18 @@ def test_arrays_are_aligned_and_of_the_right_kind(dtype: str, size: int) -> None
     assert array.ctypes.data % 64 == 0
 
 
-def test_blocks_serve_sizes_close_to_theirs_only() -> None:
+def test_the_smallest_free_block_serves() -> None:
     pool = BufferPool()
-    pool.take(1000, "float64")
-    before = pool.nbytes
-    pool.take(900, "float64")
-    assert pool.nbytes == before
+    large, small = pool.take(1000, "float64"), pool.take(500, "float64")
+    before, address = pool.nbytes, small.ctypes.data
+    del large, small
+    other = pool.take(100, "float64")
+    assert other.ctypes.data == address
+    another = pool.take(100, "float64")
+    assert pool.nbytes == before, "the large block is free"
     pool.take(100, "float64")
-    assert pool.nbytes > before
+    assert pool.nbytes > before, "none is"
+    del other, another
 
 
 def test_tensorflow_holds_what_it_uses() -> None:

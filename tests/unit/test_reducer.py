@@ -40,7 +40,7 @@ def update(own: Reducer, plan: BucketPlan, arrays: Sequence[Any], samples: float
 
 
 def agreed(samples: list[float], active: list[bool]) -> Agreed:
-    return Agreed(2, np.array(samples), np.zeros((len(samples), 3)), np.array(active))
+    return Agreed(2, np.array(samples), np.zeros((len(samples), 3)), np.zeros(len(samples)), np.array(active))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_ranks_that_cannot_take_part_are_not_waited_for() -> None:
     def body(communicator: Communicator) -> bool:
         own = reducer(communicator)
         if communicator.rank == 1:
-            return not own.agreement.idle(finished=True, able=lambda signature: None).possible
+            return not own.agreement.idle(finished=True, able=lambda what, text: None).possible
         with pytest.raises(RankFinishedError, match=r"rank 1 \(host1\) will not come"):
             update(own, plan_buckets(SPECS), gradients(0), 1.0)
         return True

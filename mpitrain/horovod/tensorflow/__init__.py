@@ -5,7 +5,6 @@ from mpitrain.horovod.basics import (
     Average,
     Max,
     Min,
-    ProcessSet,
     Product,
     Sum,
     ccl_built,
@@ -13,7 +12,6 @@ from mpitrain.horovod.basics import (
     cross_size,
     cuda_built,
     ddl_built,
-    global_process_set,
     gloo_built,
     gloo_enabled,
     init,
@@ -34,10 +32,16 @@ from mpitrain.horovod.basics import (
     shutdown,
     size,
     size_op,
+    start_timeline,
+    stop_timeline,
+)
+from mpitrain.horovod.compression import Compression
+from mpitrain.horovod.legacy import (
+    BroadcastGlobalVariablesHook,
+    broadcast_global_variables,
 )
 from mpitrain.horovod.normalization import SyncBatchNormalization
 from mpitrain.horovod.operations import (
-    Compression,
     allgather,
     allreduce,
     alltoall,
@@ -48,7 +52,20 @@ from mpitrain.horovod.operations import (
     grouped_reducescatter,
     reducescatter,
 )
-from mpitrain.horovod.optimizers import DistributedGradientTape, DistributedOptimizer
+from mpitrain.horovod.optimizers import DistributedOptimizer
+from mpitrain.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from mpitrain.horovod.tapes import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
+from mpitrain.horovod.tensorflow import elastic, mpi_ops, util
+from mpitrain.horovod.tensorflow.mpi_ops import check_num_rank_power_of_2, handle_average_backwards_compatibility
+from mpitrain.horovod.tensorflow.util import _executing_eagerly
 from mpitrain.horovod.variables import (
     allgather_object,
     broadcast_object,
@@ -60,35 +77,43 @@ from mpitrain.horovod.variables import (
 __all__ = [
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
     "SyncBatchNormalization",
+    "_executing_eagerly",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
     "alltoall",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -99,14 +124,19 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
     "rank",
     "rank_op",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
+    "util",
 ]

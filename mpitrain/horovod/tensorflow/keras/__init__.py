@@ -1,16 +1,14 @@
 """`import mpitrain.horovod.tensorflow.keras as hvd` in the place of `import horovod.tensorflow.keras as hvd`."""
 
-from mpitrain.horovod import callbacks
 from mpitrain.horovod.basics import (
+    Adasum,
     Average,
-    ProcessSet,
     Sum,
     ccl_built,
     cross_rank,
     cross_size,
     cuda_built,
     ddl_built,
-    global_process_set,
     gloo_built,
     gloo_enabled,
     init,
@@ -26,27 +24,43 @@ from mpitrain.horovod.basics import (
     rocm_built,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
+from mpitrain.horovod.compression import Compression
+from mpitrain.horovod.legacy import broadcast_global_variables
 from mpitrain.horovod.models import load_model
-from mpitrain.horovod.operations import Compression
 from mpitrain.horovod.optimizers import KerasDistributedOptimizer as DistributedOptimizer
+from mpitrain.horovod.optimizers import PartialDistributedOptimizer
+from mpitrain.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from mpitrain.horovod.tensorflow.keras import callbacks, elastic
 from mpitrain.horovod.values import allgather, allreduce, broadcast, reducescatter
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Sum",
+    "add_process_set",
     "allgather",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "callbacks",
     "ccl_built",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -62,7 +76,10 @@ __all__ = [
     "nccl_built",
     "rank",
     "reducescatter",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]

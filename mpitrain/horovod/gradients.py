@@ -1,0 +1,182 @@
+"""How gradients of the ranks of a process set become one, with Horovod's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mpitrain.comm.world import World
+from mpitrain.horovod.basics import Average, Sum
+from mpitrain.horovod.compression import Compression
+from mpitrain.horovod.operations import allreduce
+from mpitrain.horovod.process_sets import ProcessSet, global_process_set, table
+from mpitrain.reduction.buckets import BucketPlan
+from mpitrain.training.exchange import Exchange, exchange_of
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """Local: a gradient, which may be None or `IndexedSlices`, times `factor`."""
+    if gradient is None or factor == 1.0:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What optimizers and tapes are asked for.
+
+    Attributes:
+        op: the reduction.
+        compression: how dense gradients travel.
+        sparse_as_dense: make `IndexedSlices` dense first.
+        predivide: gradients are divided by it before the sum, and multiplied after it.
+        scale_local: gradients of local variables are divided by the number of ranks.
+        process_set: whose gradients.
+    """
+
+    op: int = Average
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    scale_local: bool = True
+    process_set: ProcessSet = field(default=global_process_set)
+
+    def __post_init__(self) -> None:
+        if self.predivide != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor is for op=Average only")
+
+
+class LocalVariables:
+    """Variables whose gradients stay each rank's own."""
+
+    def __init__(self) -> None:
+        self._variables: dict[int, Any] = {}
+
+    def add(self, *variables: Any) -> None:
+        """Local: these too."""
+        self._variables.update({id(_bare(variable)): variable for variable in variables})
+
+    def __contains__(self, variable: Any) -> bool:
+        return id(_bare(variable)) in self._variables
+
+
+def _bare(variable: Any) -> Any:
+    """Local: of a Keras variable the one of TensorFlow: gradients may be asked for by either."""
+    return getattr(variable, "_value", variable)
+
+
+def local_variables_of(layers: Any) -> list[Any]:
+    """Local: the trainable variables of a layer, or of several.
+
+    Raises:
+        ValueError: something is no layer.
+    """
+    found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
+    if not all(isinstance(layer, keras.layers.Layer) for layer in found):
+        raise ValueError("local_layers must be Keras layers")
+    return [variable for layer in found for variable in layer.trainable_weights]
+
+
+class GradientExchange(Exchange):
+    """The exchange of a World, with options of one optimizer or tape.
+
+    Args:
+        world: the ranks of the process set.
+        options: see there.
+    """
+
+    def __init__(self, world: World, options: Options) -> None:
+        vars(self).update(vars(exchange_of(world)))  # what ranks agree on is common to all that use this World
+        self.options = options
+        self.local = LocalVariables()
+
+    def mean(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        title: str,
+        synchronize: Callable[[], bool] | None = None,
+    ) -> list[Any]:
+        """Collective: the gradients of all ranks, reduced as the options say; those of local variables stay."""
+        size, options = self.world.size, self.options
+        if size == 1:
+            return list(gradients)
+        result = [scaled(g, 1.0 / size) if options.scale_local else g for g in gradients]
+        shared = [index for index, variable in enumerate(variables) if variable not in self.local]
+        own = [gradients[index] for index in shared]
+        if options.op in (Average, Sum) and tf.compat.v1.executing_eagerly_outside_functions():
+            received = self._in_buckets(own, [variables[index] for index in shared], title, synchronize)
+        else:  # a graph of TensorFlow 1, or another reduction
+            received = [None if gradient is None else self._alone(gradient) for gradient in own]
+        for index, gradient in zip(shared, received, strict=True):
+            result[index] = gradient
+        return result
+
+    def _in_buckets(
+        self, gradients: list[Any], variables: list[Any], title: str, synchronize: Callable[[], bool] | None
+    ) -> list[Any]:
+        options = self.options
+        sent, contexts = self._outgoing(gradients)
+        factor = options.predivide if options.op == Average else float(self.world.size)
+        means = [scaled(gradient, factor) for gradient in super().mean(sent, variables, title, synchronize)]
+        return [
+            gradient if context is None else options.compression.decompress(gradient, *context)
+            for gradient, context in zip(means, contexts, strict=True)
+        ]
+
+    def _alone(self, gradient: Any) -> Any:
+        options = self.options
+        gradient = self._dense(gradient)
+        factor = 1.0 if isinstance(gradient, tf.IndexedSlices) else options.predivide
+        return allreduce(
+            gradient,
+            op=options.op,
+            compression=options.compression,
+            prescale_factor=1.0 / factor,
+            postscale_factor=factor,
+            process_set=options.process_set,
+        )
+
+    def _dense(self, gradient: Any) -> Any:
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        return tf.convert_to_tensor(gradient) if is_sparse and self.options.sparse_as_dense else gradient
+
+    def plan_update(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
+        """Local: how `mean` exchanges these gradients, of which none is None."""
+        shared = [(g, v) for g, v in zip(gradients, variables, strict=True) if v not in self.local]
+        sent, _ = self._outgoing([gradient for gradient, _ in shared])
+        return self.plan(sent, [variable for _, variable in shared], title)
+
+    @property
+    def half(self) -> bool:
+        """Compressed gradients are summed as they travel."""
+        return self.options.compression is not Compression.none
+
+    def _outgoing(self, gradients: Sequence[Any]) -> tuple[list[Any], list[tuple[Any] | None]]:
+        """Local: gradients as they travel, and of those that were compressed what takes that back."""
+        options = self.options
+        sent: list[Any] = []
+        contexts: list[tuple[Any] | None] = []
+        for gradient in gradients:
+            context = None
+            small = self._dense(gradient)
+            if small is not None and not isinstance(small, tf.IndexedSlices):
+                small, what = options.compression.compress(small)
+                context = (what,)
+            sent.append(scaled(small, 1.0 / options.predivide))
+            contexts.append(context)
+        return sent, contexts
+
+
+def exchange_for(options: Options) -> GradientExchange | None:
+    """Local: what reduces the gradients of the process set; None where this rank is not in it, and keeps its own."""
+    number = options.process_set.process_set_id
+    world = None if number is None else table.member(number)
+    return None if world is None else GradientExchange(world, options)

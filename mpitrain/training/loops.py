@@ -1,0 +1,138 @@
+"""Training loops that a script writes itself: what they read of `tf.data`, divided among the ranks.
+
+Only on demand, for a loop may do with a batch what is right for whole batches alone. What it makes of Keras is
+right for divided ones too: gradients are weighted by rows, and metrics give the result over all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mpitrain.comm.world import World
+from mpitrain.data.portions import Portion, length
+from mpitrain.errors import DataError
+from mpitrain.training.callbacks import global_metrics
+from mpitrain.training.exchange import keep_sample_count
+
+Note = Callable[[str, str], None]
+
+
+class DividedLoops:
+    """Divides the data sets that a script iterates over eagerly, outside of Keras' own methods.
+
+    Args:
+        world: the job, of two ranks or more.
+        portion: how batches are divided.
+        note: told what is changed, as (part, text).
+    """
+
+    def __init__(self, world: World, portion: Portion, note: Note) -> None:
+        self._world, self._portion, self._note = world, portion, note
+        # A variable: a step that was traced once reads it each time it runs.
+        self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
+
+    def install(self) -> None:
+        """Local: patch `tf.data` and Keras' metrics."""
+        keep_sample_count(self._rows)
+        iterate, initialize, loops = tf.data.Dataset.__iter__, keras.Metric.__init__, self
+
+        def divided(dataset: tf.data.Dataset) -> Iterator[Any]:
+            batches: Iterator[Any] = iterate(dataset)
+            if not tf.executing_eagerly() or not _of_the_script(sys._getframe(1)):
+                return batches
+            loops._note("data", "a loop of its own: batches of tf.data are divided, other data is not")
+            return DividedBatches(batches, loops._portion, loops._rows)
+
+        def initialized(metric: keras.Metric, *args: Any, **kwargs: Any) -> None:
+            initialize(metric, *args, **kwargs)
+            # object.__setattr__: Keras tracks what is assigned to a metric; this is none of its state.
+            object.__setattr__(metric, "result", loops._result_of(metric, metric.result))
+
+        tf.data.Dataset.__iter__ = divided
+        keras.Metric.__init__ = initialized
+
+    def _result_of(self, metric: keras.Metric, result: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            """Collective where a script calls it eagerly: the result over the samples of all ranks."""
+            if not tf.executing_eagerly() or not _of_the_script(sys._getframe(1)):
+                return result()
+            found = global_metrics([metric], lambda: {"result": result()}, self._world)["result"]
+            return tf.convert_to_tensor(found)
+
+        return call
+
+
+class DividedBatches:
+    """Iterates over this rank's part of batches that all ranks read alike; all ranks take as many steps.
+
+    Where batches are global, it is this rank's rows of each. Where they are each rank's, it is every Nth
+    batch, and of those left over at the end, fewer than ranks, this rank's rows of each.
+
+    Args:
+        batches: of which all ranks read the same.
+        portion: which part of them.
+        rows: set to the number of rows of the latest batch.
+    """
+
+    def __init__(self, batches: Iterator[Any], portion: Portion, rows: tf.Variable) -> None:
+        self._portion, self._rows = portion, rows
+        self._batches = self._by_rows(batches) if portion.batch_is_global else self._dealt(batches)
+
+    def __iter__(self) -> DividedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        """Local: the next batch of this rank.
+
+        Raises:
+            DataError: it is asked for while a `tf.function` is traced, which would use one batch for ever.
+        """
+        if not tf.executing_eagerly():
+            raise DataError(
+                "--divide-loops cannot divide an iterator that a tf.function reads from: read the batch outside of "
+                "it, or leave the option out"
+            )
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._rows.assign(1.0)
+            raise
+        self._rows.assign(float(_rows_of(batch) or 1))
+        return batch
+
+    get_next = __next__
+
+    def _by_rows(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            # Of fewer rows than ranks every rank takes all: the mean is the same.
+            yield self._portion.rows_of_batch(batch) if _rows_of(batch) >= self._portion.size else batch
+
+    def _dealt(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while round_of_all := list(islice(batches, self._portion.size)):
+            if len(round_of_all) == self._portion.size:
+                yield round_of_all[self._portion.rank]
+            else:
+                yield from self._by_rows(iter(round_of_all))
+
+
+def _rows_of(batch: Any) -> int:
+    """Local: 0 for elements that are no batches."""
+    first = keras.tree.flatten(batch)[0]
+    return length(batch) if len(getattr(first, "shape", ())) else 0
+
+
+def _of_the_script(frame: FrameType | None) -> bool:
+    """Local: whether it is not Keras that called, through TensorFlow or directly."""
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package != "tensorflow":
+            return package not in ("keras", "mpitrain")
+        frame = frame.f_back
+    return True

@@ -1,0 +1,96 @@
+"""A script's own loop over `tf.data`, divided: the steps are those of one rank with the global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mpitrain
+from mpitrain.data.portions import Portion
+from mpitrain.errors import DataError
+from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.loops import DividedLoops
+from tests.spmd.test_custom_loops import check, loss_of, reference, weights
+from tests.spmd.truth import WORLD, batches, dataset, merged
+
+RATE = 0.1
+SIZES = (8, 8, 7, 5, 8, 4, 1)  # the last has fewer rows than there are ranks
+
+
+@pytest.fixture
+def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Installs the division for one test."""
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", tf.data.Dataset.__iter__)
+    monkeypatch.setattr(keras.Metric, "__init__", keras.Metric.__init__)
+    keras.config.set_floatx("float64")
+
+    def install(batch_is_global: bool) -> None:
+        portion = Portion(WORLD.rank, WORLD.size, batch_is_global)
+        DividedLoops(WORLD, portion, lambda part, text: None).install()
+
+    yield install
+    keep_sample_count(1.0)
+    keras.config.set_floatx("float32")
+
+
+def steps_of_one_rank(pairs: list[Any], batch_is_global: bool) -> list[Any]:
+    if batch_is_global:
+        return pairs
+    whole = len(pairs) // WORLD.size * WORLD.size
+    rounds = [pairs[start : start + WORLD.size] for start in range(0, whole, WORLD.size)]
+    return [merged([[pair] for pair in one])[0] for one in rounds] + pairs[whole:]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("batch_is_global", [False, True])
+def test_steps_and_metrics_are_those_of_one_rank(divide: Any, batch_is_global: bool, in_graph: bool) -> None:
+    pairs = batches(0, SIZES)
+    whole = dataset(pairs)
+    divide(batch_is_global)
+    optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD(RATE))
+    mean, variables, rows = keras.metrics.Mean(dtype="float64"), weights(), []
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(variables, x, y)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        mean.update_state(x[:, 0])
+
+    step = tf.function(step, reduce_retracing=True) if in_graph else step
+    for x, y in whole:
+        step(x, y)
+        rows.append(len(x))
+    expected = steps_of_one_rank(pairs, batch_is_global)
+    check(variables, reference(RATE, expected))
+    assert len(rows) == len(expected)
+    everyone = np.array(mpitrain.all_gather_obj(rows))
+    for counts, (x, _) in zip(everyone.T, expected, strict=True):
+        assert counts.sum() == len(x) or (len(x) < WORLD.size and (counts == len(x)).all())
+    # The batch with fewer rows than ranks counts on every rank.
+    seen = np.concatenate([np.tile(x[:, 0], WORLD.size if len(x) < WORLD.size else 1) for x, _ in expected])
+    np.testing.assert_allclose(float(mean.result()), seen.mean(), rtol=1e-12)
+
+
+def test_what_keras_reads_stays_whole(divide: Any) -> None:
+    divide(True)
+    x = np.arange(20.0).reshape(10, 2)
+    layer = keras.layers.Normalization(dtype="float64")
+    layer.adapt(tf.data.Dataset.from_tensor_slices(x).batch(5))
+    np.testing.assert_allclose(layer.mean.numpy().reshape(-1), x.mean(0), rtol=1e-12)
+
+
+def test_an_iterator_that_a_graph_reads_from_is_refused(divide: Any) -> None:
+    divide(True)
+    iterator = iter(tf.data.Dataset.range(10).batch(5))
+
+    @tf.function
+    def first() -> Any:
+        return next(iterator)
+
+    with pytest.raises(DataError, match="--divide-loops"):
+        first()
