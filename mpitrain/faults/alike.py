@@ -21,7 +21,8 @@ VARIABLES = (
     "TF_XLA_FLAGS",
     "XLA_FLAGS",
 )
-OWN_PREFIX, OF_ONE_RANK = "MPITRAIN_", ("MPITRAIN_FAILURE_REPORT",)
+OWN_PREFIX = "MPITRAIN_"
+UNTOLD = ("MPITRAIN_FAILURE_REPORT", "MPITRAIN_RUN", "MPITRAIN_RUN_OUTPUT")  # one of them is a secret
 MOST_MODULES, MOST_COLUMNS, WIDTH = 500, 4, 60
 ABSENT = "-"
 
@@ -35,7 +36,7 @@ def program(environ: Mapping[str, str], library: str) -> dict[str, str]:
     """
     found = {"Python": platform.python_version(), "MPI": library, "arguments": shlex.join(sys.argv[1:])}
     found.update({package: version for package in PACKAGES if (version := _version(package))})
-    names = [*VARIABLES, *(n for n in environ if n.startswith(OWN_PREFIX) and n not in OF_ONE_RANK)]
+    names = [*VARIABLES, *(n for n in environ if n.startswith(OWN_PREFIX) and n not in UNTOLD)]
     found.update({f"variable {name}": environ[name] for name in names if name in environ})
     return found | _code()
 

@@ -78,6 +78,7 @@ class Hub:
         self._broken: dict[int, tuple[float, Member]] = {}
         self._faults: list[tuple[float, Fault]] = []
         self._told = False
+        self._ending: Message | None = None  # what ranks are told that come when the end is decided
         self._quiet_until = 0.0
         self._now = 0.0
         self._question, self._asked, self._ask_again = 0, -1.0, 0.0
@@ -110,6 +111,8 @@ class Hub:
         self.members[rank] = Member(link, now)
         self._broken.pop(rank, None)
         self._gone.pop(rank, None)
+        if self._ending is not None:
+            link.send(self._ending)
         for other, why in dict(hello.get("left") or {}).items():
             if int(other) not in self.members:
                 self._gone.setdefault(int(other), (str(why), now))
@@ -154,6 +157,8 @@ class Hub:
         The launcher may know of it before the connection is closed.
         """
         self._now = now
+        if now < self._quiet_until:
+            return
         for rank in list(self.members):
             self._neighbours.look(rank)
         self._look_for_deaths(now + 2 * REDIAL_SECONDS)
@@ -256,6 +261,8 @@ class Hub:
                 self._write(report.message(fault))
                 if self._options.failure_report:
                     report.write(self._options.failure_report, fault)
+            self._ending = {"is": "abort", "code": faults[0].exit_code, "silent": silent}
+            self.tell_all(self._ending)
             self._end_job(faults[0].exit_code, silent)
         for fault in faults:
             for culprit in fault.culprits:

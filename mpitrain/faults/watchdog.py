@@ -356,7 +356,6 @@ class Watchdog:
 
     def _end_job(self, code: int, silent: Sequence[int]) -> None:
         """Local: as the hub: end all ranks."""
-        self._hub.tell_all({"is": "abort", "code": code, "silent": list(silent)})
         self._end_soon(code, silent)
         threading.Thread(target=self._abort, args=(code,), name="mpitrain abort", daemon=True).start()
 

@@ -22,8 +22,8 @@ def write(text: str) -> None:
 
 
 def abort(code: int) -> None:
-    """As MPI does it, this takes a moment."""
-    time.sleep(0.5)
+    """As MPI does it, this takes a moment; and no launcher ends the others meanwhile."""
+    time.sleep(2.0)
     os._exit(code)
 
 
