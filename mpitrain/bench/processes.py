@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mpitrain.errors import MpitrainError, UsageError
+from mpitrain.launch import dialect
 from mpitrain.runtime import launcher
 
-# Set for ranks; a job started with them would take itself for a part of another one.
-LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_LAUNCHED")
 TIMEOUT_SECONDS = 600
 
 
@@ -45,11 +42,7 @@ class Mpirun:
             )
         if command:
             return cls(tuple(shlex.split(command)))
-        beside = Path(sys.executable).with_name("mpirun")
-        path = str(beside) if beside.exists() else shutil.which("mpirun")
-        if path is None:
-            raise UsageError("there is no mpirun beside this Python, nor on PATH: give one as --mpirun")
-        return cls((path,))
+        return cls((dialect.find_mpirun(os.environ),))
 
     def run(self, ranks: int, code: str) -> Any:
         """Local: run Python `code` on `ranks` ranks.
@@ -60,7 +53,7 @@ class Mpirun:
         Raises:
             MpitrainError: the job failed; with the end of its output.
         """
-        environ = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+        environ = dialect.without_rank(os.environ)
         command = [*self.command, "-np", str(ranks), sys.executable, "-c", code]
         try:
             finished = subprocess.run(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from mpitrain.errors import UsageError
-from mpitrain.runtime.hostfile import DIALECTS, parse, render
+from mpitrain.runtime.hostfile import DIALECTS, read, render
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,9 +24,5 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: the file cannot be read.
     """
-    try:
-        text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{arguments.file} cannot be read: {error}") from error
-    sys.stdout.write(render(parse(text, arguments.file), arguments.to))
+    sys.stdout.write(render(read(arguments.file), arguments.to))
     return 0

@@ -12,15 +12,15 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from mpitrain import __version__
-from mpitrain.cli import script
-from mpitrain.comm.together import together
-from mpitrain.comm.world import init
 from mpitrain.errors import AgreedError, LauncherError, UsageError
+from mpitrain.launch.report import reporter
 from mpitrain.runtime.launcher import detect
 
 # Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
-# which is not named but seen by the script among the arguments.
-COMMANDS = ("train", "bench", "hosts")
+# which is not named but seen by the script among the arguments. Some have `divide(arguments) -> (own, rest)`: what
+# is not for them to read is `arguments.rest`. Nothing heavy is imported here: some commands need no TensorFlow, no
+# MPI and no NumPy.
+COMMANDS = ("train", "bench", "hosts", "run", "doctor")
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
 
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     launcher = detect(os.environ)
     try:
+        reporter()
         command, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         code: int = command.run(arguments)
         return code
@@ -86,25 +87,30 @@ def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
     if own == ["--version"]:
         parser.parse_args(own)
-    command = importlib.import_module(f"mpitrain.cli.{name}")
+    command = _module(name)
     command.add_parser(parser.add_subparsers(parser_class=Parser))
     try:
         arguments = parser.parse_args([name, *own])
-        if name == "script":
-            arguments.script = rest
+        arguments.rest = rest
         return command, arguments
     except UsageError as error:
         leave_with(error)
 
 
 def _divide(argv: list[str]) -> tuple[str, list[str], list[str]]:
-    """The command, its arguments, and from the script on what belongs to the script."""
-    if argv and argv[0] in COMMANDS:
-        return argv[0], argv[1:], []
-    start = script.position(argv)
-    if start is None:
+    """The command, its arguments, and what it hands on unread."""
+    if not argv or argv == ["--version"]:
         return "train", argv, []
-    return "script", argv[:start], argv[start:]
+    if argv[0] in COMMANDS:
+        divide = getattr(_module(argv[0]), "divide", None)
+        own, rest = divide(argv[1:]) if divide else (argv[1:], [])
+        return argv[0], own, rest
+    own, rest = _module("script").divide(argv)
+    return ("script", own, rest) if rest else ("train", argv, [])
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"mpitrain.cli.{name}")
 
 
 def leave_with(error: UsageError) -> NoReturn:
@@ -113,6 +119,9 @@ def leave_with(error: UsageError) -> NoReturn:
     Raises:
         AgreedError: always; the other ranks are in the first agreement of their command.
     """
+    from mpitrain.comm.together import together
+    from mpitrain.comm.world import init
+
     world = init()
 
     def fail() -> None:

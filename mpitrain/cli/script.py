@@ -11,22 +11,23 @@ from typing import Any
 from mpitrain.comm.together import same
 from mpitrain.comm.world import init
 from mpitrain.config import TrainConfig
+from mpitrain.observe.ranks import places, table
 
 # Options of this command that take a value; the others are switches.
 VALUED = ("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads")
 
 
-def position(arguments: Sequence[str]) -> int | None:
-    """Local: where in `arguments` the script, or `-m`, stands; None if there is none."""
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script."""
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or argument.endswith(".py"):
-            return index
+            return list(arguments[:index]), list(arguments[index:])
         if not argument.startswith("--"):
-            return None
+            break
         index += 2 if argument in VALUED else 1
-    return None
+    return list(arguments), []
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
     parser.add_argument("--intra-threads", type=int, metavar="N")
     parser.add_argument("--inter-threads", type=int, metavar="N")
+    parser.add_argument("--show-plan", action="store_true", help="print where each rank is, and what it has")
     parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
 
 
@@ -54,24 +56,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Collective: run the script on all ranks.
 
     Args:
-        arguments: with `script`, the list that begins with the script or `-m`.
+        arguments: with `rest`, the list that begins with the script or `-m`.
 
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """
     threads = (arguments.intra_threads, arguments.inter_threads)
+    # Scripts for Horovod take the GPU of their local rank themselves.
+    device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
     world = init(
-        device=arguments.device,
+        device=device,
         gpu_memory=arguments.gpu_memory,
         share_gpus=arguments.share_gpus,
         threads=None if threads == (None, None) else threads,
         verbose=arguments.verbose,
     )
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    if arguments.show_plan:
+        found = places(world)
+        if world.is_root:
+            sys.stderr.write(f"{table(found)}\n")
     from mpitrain.training import script
 
-    is_module = arguments.script[0] == "-m"
-    name, *rest = arguments.script[is_module:]
+    is_module = arguments.rest[0] == "-m"
+    name, *rest = arguments.rest[is_module:]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias

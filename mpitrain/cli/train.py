@@ -17,6 +17,7 @@ from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World, init
 from mpitrain.config import DEFAULT_JOB, Rule, TrainConfig, merge, read_file, rules
 from mpitrain.errors import UsageError
+from mpitrain.observe.ranks import places, table
 from mpitrain.training.output import prepare_directory
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         _quiet(world, config.verbose, stack)
         from mpitrain.training.job import prepare
 
+        found = places(world) if config.show_plan else []
+        if world.is_root and found:
+            print(table(found), flush=True)
         job = prepare(config, world)
         if world.is_root:
             print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)

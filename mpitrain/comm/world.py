@@ -16,6 +16,7 @@ from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.together import together
 from mpitrain.errors import LauncherError, TooLateError
+from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, launcher
 from mpitrain.runtime import threads as thread_rules
@@ -95,6 +96,7 @@ class World:
         self.leave()
         for _, wait in self.parts:
             wait()
+        report.tell("finished", self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -114,7 +116,7 @@ def init(
     Calling it again returns the same World.
 
     Args:
-        device: `auto` (a GPU where there is one), `cpu` or `gpu`.
+        device: `auto` (a GPU where there is one), `cpu`, `gpu`, or `all`: the program chooses among those visible.
         gpu_memory: `growth`, a fraction such as `0.5`, or MiB such as `4096`.
         share_gpus: let several ranks use one GPU.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
@@ -125,7 +127,7 @@ def init(
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
-    asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
+    asked = device not in ("auto", "all") or gpu_memory is not None or share_gpus or threads is not None
     if asked and gpus.devices_fixed():
         raise TooLateError(
             "mpitrain.init(device=..., gpu_memory=..., threads=...) came after TensorFlow had looked at "
@@ -136,7 +138,9 @@ def init(
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ
+    report.tell("begun")
     communicator, topology = _connect(environ)
+    report.tell("met", topology.rank)
     failures.install(communicator, topology)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

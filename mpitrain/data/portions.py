@@ -11,7 +11,7 @@ The script knows nothing of ranks. One global batch is what all ranks together t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -93,6 +93,29 @@ def _take(leaf: Any, rows: NDArray[np.int64] | slice) -> Any:
     if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.Variable) and not isinstance(rows, slice):
         return tf.gather(leaf, rows)
     return leaf[rows]
+
+
+def count_of_batches(data: Any) -> int | None:
+    """Local: the number of batches of an epoch, where it is known and finite."""
+    if isinstance(data, tf.data.Dataset):
+        count = int(data.cardinality())
+        return count if count >= 0 else None
+    return getattr(data, "num_batches", None)
+
+
+def suited(portion: Portion, data: Any, evaluating: bool) -> Portion:
+    """Local: `portion`, or one by rows of each batch where dealing out whole batches would leave a rank without any.
+
+    Args:
+        portion: as the script asks for.
+        data: what comes in batches.
+        evaluating: how it is divided does not change the result.
+    """
+    count = count_of_batches(data)
+    too_few = count is not None and count < portion.size
+    if too_few or (evaluating and count is None and isinstance(data, tf.data.Dataset)):
+        return replace(portion, batch_is_global=True)
+    return portion
 
 
 def of_batches(data: Any, portion: Portion) -> Any:

@@ -1,4 +1,4 @@
-"""Lists of hosts, in every dialect that launchers have. Pure: text in, hosts out.
+"""Lists of hosts, in every dialect that launchers have.
 
 One entry a line, or several separated by commas or blanks:
 
@@ -13,14 +13,17 @@ What follows `#` is a comment. A host that is named again has the slots of all i
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpitrain.errors import UsageError
 
 DIALECTS = ("openmpi", "mpich", "slurm", "list")
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 OPTION = re.compile(r"(slots|max[_-]slots|max-slots)=(.*)", re.ASCII)
+MOST_HOSTS = 100_000  # of one entry; more is a slip of the pen
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -67,6 +70,19 @@ def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:
                 f"{source}: {host.name} has {host.slots} slots, more than its max_slots={host.max_slots}"
             )
     return tuple(found.values())
+
+
+def read(path: str) -> tuple[Host, ...]:
+    """Local: the hosts in a file; `-` is the standard input.
+
+    Raises:
+        UsageError: the file cannot be read, or as `parse` does.
+    """
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    return parse(text, path)
 
 
 def render(hosts: Sequence[Host], dialect: str) -> str:
@@ -149,7 +165,7 @@ def _expanded(name: str, place: str) -> Iterator[str]:
         match = RANGE.fullmatch(part.strip())
         first = match[1] if match else ""
         last = (match[2] or first) if match else ""
-        if match is None or int(last) < int(first):
+        if match is None or not 0 <= int(last) - int(first) < MOST_HOSTS:
             raise HostfileError(f"{place}: {part!r} in {name!r} is no range such as 01-16")
         for number in range(int(first), int(last) + 1):
             yield from _expanded(f"{head}{number:0{len(first)}d}{tail}", place)

@@ -157,12 +157,18 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _tasks_on_node(environ: Mapping[str, str]) -> int | None:
-    """Of SLURM_STEP_TASKS_PER_NODE, such as `2(x3),1`, the entry of this node."""
+    """Of SLURM_STEP_TASKS_PER_NODE the entry of this node."""
     node = _number(environ, "SLURM_NODEID")
+    counts = slurm_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")) or ()
+    return counts[node] if node is not None and node < len(counts) else None
+
+
+def slurm_counts(text: str) -> tuple[int, ...] | None:
+    """Slurm's numbers for each node, such as `2(x3),1` for 2, 2, 2, 1; None if it is no such list."""
     counts: list[int] = []
-    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+    for part in text.split(","):
         count, _, times = part.strip().removesuffix(")").partition("(x")
         if not count.isdecimal() or not (times or "1").isdecimal():
             return None
         counts += [int(count)] * int(times or "1")
-    return counts[node] if node is not None and node < len(counts) else None
+    return tuple(counts)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from mpitrain.errors import UsageError
 
@@ -40,6 +41,23 @@ class ThreadPlan:
 def available_cores() -> frozenset[int]:
     """Local: the cores this process may run on, which the launcher may have narrowed (binding)."""
     return frozenset(os.sched_getaffinity(0))
+
+
+def physical_cores(folder: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Local: the cores this process may use, without hyper-threads: what MPIs count as slots.
+
+    Args:
+        folder: where the kernel describes its processors.
+    """
+
+    def core(cpu: int) -> object:
+        try:
+            place = folder / f"cpu{cpu}" / "topology"
+            return tuple((place / name).read_text() for name in ("physical_package_id", "core_id"))
+        except OSError:
+            return cpu
+
+    return len({core(cpu) for cpu in available_cores()})
 
 
 def plan(

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from mpitrain.comm.world import World
-from mpitrain.data.portions import Portion, is_arrays, length, of_batches, take
+from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length, of_batches, suited, take
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
 from mpitrain.training.loops import DividedLoops
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
@@ -163,8 +163,9 @@ class Unmodified:
                 return
             batches: int | None = math.ceil(length(x) / self._divide_arrays(arguments, call))
         else:
+            portion = suited(portion, x, evaluating=call != "fit")
             arguments["x"] = of_batches(x, portion)
-            batches = _batches(x)
+            batches = count_of_batches(x)
             part = "its rows of each" if portion.batch_is_global else f"every {portion.size}th"
             self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and takes {part} batch")
         if arguments.get(steps) and batches is not None and not portion.batch_is_global:
@@ -261,11 +262,3 @@ def _hold_out(arguments: Arguments) -> None:
     names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
     arguments["validation_data"] = tuple(take(arguments[name], slice(kept, count)) for name in names)
     arguments |= {name: take(arguments[name], slice(0, kept)) for name in names}
-
-
-def _batches(data: Any) -> int | None:
-    """Local: the number of batches of an epoch, where it is known and finite."""
-    if hasattr(data, "cardinality"):
-        count = int(data.cardinality())
-        return count if count >= 0 else None
-    return getattr(data, "num_batches", None)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.hosts import Hosts, missing, several
+
 # Set by a launcher for its ranks: left over, they would make a new job look like a part of an old one.
 LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
 TAG = "MPITRAIN_TEST_JOB"
@@ -122,9 +124,12 @@ class Mpirun:
         options: Sequence[str] = (),
     ) -> Job:
         """Starts a job and returns at once; the fixture kills what is left of it after the test."""
+        return self.execute([self.path, *self.flags(np), *options, "-np", str(np), sys.executable, *args], env, cwd)
+
+    def execute(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Job:
+        """Starts any command that starts a job."""
         tag = uuid.uuid4().hex
         kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-        command = [self.path, *self.flags(np), *options, "-np", str(np), sys.executable, *args]
         process = subprocess.Popen(
             command,
             env={**kept, **(env or {}), TAG: tag},
@@ -161,3 +166,13 @@ def mpirun() -> Iterator[Mpirun]:
     for job in launcher.jobs:
         job.kill()
         job.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Three hosts on this machine, of one test file's own."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with several(3, tmp_path_factory.mktemp("hosts")) as running:
+        yield running

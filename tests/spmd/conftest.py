@@ -177,7 +177,7 @@ class Agreement:
 def pytest_configure(config: pytest.Config) -> None:
     """Collective: installs the plugin, before pytest's own plugins read the options."""
     config.addinivalue_line("markers", "timeout_seconds(seconds): the time limit of a test on several ranks")
-    config.addinivalue_line("markers", "two_ranks: more ranks than two would show nothing more")
+    config.addinivalue_line("markers", "two_ranks: fewer or more ranks than two would show nothing more")
     agreement = Agreement(MPI.COMM_WORLD.Dup())
     sys.excepthook = agreement.excepthook
     # Ranks that start together would else race for the next free number in one directory.
@@ -188,8 +188,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what one and two ranks have shown: tests take longer the more ranks share the cores."""
-    if MPI.COMM_WORLD.Get_size() > 2:
+    """Leaves out what two ranks show: tests take longer the more ranks share the cores."""
+    if MPI.COMM_WORLD.Get_size() != 2:
         left_out = [item for item in items if item.get_closest_marker("two_ranks")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)

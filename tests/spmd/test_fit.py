@@ -300,6 +300,15 @@ def test_validation_and_evaluate() -> None:
     assert alone == pytest.approx(truth)
 
 
+def test_ranks_without_validation_data_have_the_same_numbers() -> None:
+    everyone = [batches(rank, [4, 4]) for rank in RANKS]
+    held_out = batches(0, [5, 3], seed=99)
+    nothing = [tuple(part[:0] for part in held_out[0])]
+    model, reference = (mlp(OPTIMIZERS["sgd"]()) for _ in range(2))
+    history = fit(model, everyone[WORLD.rank], True, validation_data=dataset(nothing if WORLD.rank else held_out))
+    check_history(history, fit(reference, merged(everyone), False, validation_data=dataset(held_out)), 1e-9)
+
+
 def test_batch_normalization_moments_are_averaged() -> None:
     def maker() -> Any:
         keras.utils.set_random_seed(2)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.data.portions import Portion, PyDatasetPortion, is_arrays, length, of_batches, take
+from mpitrain.data.portions import Portion, PyDatasetPortion, is_arrays, length, of_batches, suited, take
 from mpitrain.errors import DataError
 
 SIZES = [1, 2, 3, 4, 7]
@@ -124,6 +124,19 @@ def test_global_batches_are_divided_by_rows(kind: str, size: int) -> None:
     for rank in range(size):
         expected = [x[rank::size].tolist() for x, _ in batches()]
         assert seen(of_batches(KINDS[kind](), Portion(rank, size, True))) == [rows for rows in expected if rows]
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "generator"])
+def test_fewer_batches_than_ranks_are_divided_by_rows(kind: str) -> None:
+    five_batches = KINDS[kind]()
+    assert suited(Portion(2, 6), five_batches, evaluating=False).batch_is_global
+    assert suited(Portion(2, 5), five_batches, evaluating=True) == Portion(2, 5)
+
+
+def test_data_of_unknown_length_is_evaluated_by_rows() -> None:
+    unknown = tf.data.Dataset.range(9).batch(3).filter(lambda batch: True)
+    assert suited(Portion(0, 2), unknown, evaluating=True).batch_is_global
+    assert not suited(Portion(0, 2), unknown, evaluating=False).batch_is_global
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

@@ -1,0 +1,219 @@
+"""`mpitrain run`: starts ranks here, on other hosts, or in a batch job's allocation, with the MPI that is in use."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from mpitrain.errors import AgreedError, LauncherError, UsageError
+from mpitrain.launch import allocation, dialect
+from mpitrain.launch.agent import Agent
+from mpitrain.launch.commands import Command
+from mpitrain.launch.dialect import Mpi
+from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
+from mpitrain.launch.report import OUTPUT_VARIABLE, RUN_VARIABLE
+from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
+from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, from_environment
+from mpitrain.launch.supervisor import Plan, Supervisor
+from mpitrain.launch.verdict import judge
+from mpitrain.runtime import launcher
+from mpitrain.runtime.hostfile import Host, parse, read
+from mpitrain.runtime.threads import physical_cores
+
+USAGE = """mpitrain run -np N [options] [arguments of mpitrain]
+       mpitrain run -np N [options] script.py [its arguments]
+       mpitrain run -np N [options] -m module [its arguments]
+       mpitrain run -np N [options] program [its arguments]"""
+EPILOG = "What comes after the first word that is no option of this command is for the ranks; so is what follows `--`."
+
+# Flags, and what argparse is told of each. Those of horovodrun have its names.
+OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("-np", "-n", "--num-proc"), {"type": int, "metavar": "N", "help": "ranks; default: one for each slot"}),
+    (("-H", "--hosts", "--host"), {"metavar": "A:4,B:4", "help": "hosts, each with its slots"}),
+    (("--hostfile", "-hostfile"), {"type": Path, "metavar": "FILE", "help": "the same as a file, in any dialect"}),
+    (("--map-by",), {"choices": MAPPINGS, "default": "slot", "help": "fill hosts, or take them in turn (node)"}),
+    (("--bind-to",), {"choices": BINDINGS, "default": "none", "help": "of the cores (default none)"}),
+    (("--oversubscribe",), {"action": "store_true", "help": "allow more ranks than slots"}),
+    (("--allow-run-as-root",), {"action": "store_true", "help": "as Open MPI calls it; for containers"}),
+    (("-x", "--env"), {"action": "append", "default": [], "metavar": "NAME[=VALUE]", "help": "hand on a variable"}),
+    (
+        ("--network-interfaces", "--network-interface"),
+        {"metavar": "A,B", "help": "names, or networks such as 10.0.0.0/24"},
+    ),
+    (("--tag-output",), {"action": "store_true", "help": "begin each line with its rank"}),
+    (("--output-filename",), {"type": Path, "metavar": "DIR", "help": "also write DIR/rank.N/stdout and stderr"}),
+    (("-p", "--ssh-port"), {"type": int, "metavar": "PORT", "help": "of the hosts"}),
+    (("-i", "--ssh-identity-file"), {"metavar": "FILE", "help": "private key"}),
+    (
+        ("--ssh-connect-timeout",),
+        {"type": int, "default": CONNECT_TIMEOUT_SECONDS, "metavar": "S", "help": "default 10 s"},
+    ),
+    (("--start-timeout",), {"type": float, "default": 30.0, "metavar": "S", "help": "for the ranks to meet; 30 s"}),
+    (("--grace",), {"type": float, "default": 30.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 30 s"}),
+    (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
+    (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
+    (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
+    (("--dry-run",), {"action": "store_true", "help": "print the command, start nothing"}),
+    (("--verbose",), {"action": "store_true", "help": "print the command, too"}),
+)
+SWITCHES = {flag for flags, told in OPTIONS for flag in flags if told.get("action") == "store_true"} | {"-h", "--help"}
+VALUED = {flag for flags, told in OPTIONS for flag in flags} - SWITCHES
+
+
+def add_parser(subparsers: Any) -> None:
+    """Local: add `run` to the command line."""
+    parser = subparsers.add_parser("run", prog="mpitrain run", usage=USAGE, description=__doc__, epilog=EPILOG)
+    for flags, told in OPTIONS:
+        parser.add_argument(*flags, **told)
+
+
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: the options of `run`, and what is for the ranks."""
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == "--":
+            return list(arguments[:index]), list(arguments[index + 1 :])
+        if word in VALUED:
+            index += 2
+        elif word in SWITCHES or word.partition("=")[0] in VALUED:
+            index += 1
+        else:
+            break
+    return list(arguments[:index]), list(arguments[index:])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Local: start the job, wait for its end, and leave with its exit code.
+
+    Raises:
+        UsageError: it cannot be started as asked.
+    """
+    started_by = launcher.detect(os.environ)
+    if started_by is not None and (started_by.size or 1) > 1:
+        raise AgreedError(f"mpitrain run starts ranks, and was itself started by {started_by.name}: run it without")
+    secret = secrets.token_hex(8)
+    job = _job(arguments, {} if arguments.dry_run else {RUN_VARIABLE: secret})
+    ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
+    by_ssh = job.uses_ssh(os.environ)
+    if arguments.dry_run:
+        print(_shown(job.command(os.environ, " ".join(ssh.program) if by_ssh else None)))
+        return 0
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(Agent(ssh)) if by_ssh else None
+        command = job.command(os.environ, str(agent.path) if agent else None)
+        _tell(job, _shown(command) if arguments.verbose else None)
+        plan = Plan(
+            command.argv,
+            command.environ(dialect.beside(job.mpirun, dialect.without_rank(os.environ))),
+            secret,
+            job.launcher,
+            job.is_ours,
+            arguments.start_timeout,
+            arguments.grace,
+            _absolute(arguments.output_filename),
+        )
+        outcome = Supervisor(plan, agent).run()
+    code, said = judge(outcome, job.request, arguments.start_timeout)
+    for sentence in said:
+        sys.stderr.write(f"mpitrain: {sentence}\n")
+    return code
+
+
+def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
+    """Local: the job that is asked for.
+
+    Args:
+        arguments: of the command line.
+        private: variables for the ranks, from this command.
+    """
+    batch = allocation.find(os.environ)
+    hosts = _hosts(arguments) or (batch.hosts if batch else ())
+    asked = arguments.num_proc
+    if asked is None and batch and hosts == batch.hosts:
+        asked = batch.ranks
+    ranks, crowded = count_ranks(asked, hosts, physical_cores(), arguments.oversubscribe)
+    mpirun = dialect.find_mpirun(os.environ, arguments.mpirun)
+    environ = dialect.beside(mpirun, os.environ)
+    command = rank_command(arguments.rest)
+    mpi = _mpi(mpirun, command)
+    srun = choose_srun(arguments.launcher, batch, mpi, os.environ)
+    directory = _absolute(arguments.output_filename)
+    if directory is not None:
+        private = {**private, OUTPUT_VARIABLE: str(directory)}
+    request = Request(
+        command,
+        ranks,
+        hosts,
+        arguments.map_by,
+        arguments.bind_to,
+        crowded,
+        check_root(mpi, arguments.allow_run_as_root, srun),
+        {**forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
+        tuple((arguments.network_interfaces or "").replace(",", " ").split()),
+        arguments.tag_output,
+        tuple(_split(arguments.mpi_args)),
+    )
+    return Job(request, mpi, mpirun, batch, srun)
+
+
+def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+    if arguments.hosts is not None and arguments.hostfile is not None:
+        raise UsageError("hosts are given with -H and with --hostfile: give one of them")
+    if arguments.hosts is not None:
+        return parse(arguments.hosts, "-H")
+    return read(str(arguments.hostfile)) if arguments.hostfile is not None else ()
+
+
+def _mpi(mpirun: str, command: Sequence[str]) -> Mpi:
+    """Local: the MPI of mpirun, which must be that of the ranks where these are known. Both are asked at once.
+
+    Raises:
+        LauncherError: two MPIs are mixed, or one does not answer.
+    """
+    if tuple(command[: len(OURS)]) != OURS:
+        return dialect.launcher_mpi(mpirun, os.environ)
+    with ThreadPoolExecutor(1) as pool:
+        library = pool.submit(dialect.library_mpi, os.environ)
+        mpi = dialect.launcher_mpi(mpirun, os.environ)
+        told = dialect.mismatch(mpi, library.result())
+    if told:
+        raise LauncherError(told)
+    return mpi
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--mpi-args {text!r} cannot be split into words: {error}") from error
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
+
+
+def _shown(command: Command) -> str:
+    """A command as one would type it."""
+    settings = {**command.defaults, **command.environment}
+    changed = [f"{name}={value}" for name, value in settings.items() if os.environ.get(name) != value]
+    return shlex.join([*(["env", *changed] if changed else []), *command.argv])
+
+
+def _tell(job: Job, command: str | None) -> None:
+    """What is allowed that is not so by itself, and on demand the command."""
+    request = job.request
+    said = [f"more ranks than slots ({request.ranks}): they share cores"] * request.oversubscribe
+    said += ["ranks run as root"] * request.allow_root
+    if said:
+        sys.stderr.write(f"mpitrain: {job.mpi}; {'; '.join(said)}\n")
+    if command:
+        sys.stderr.write(f"mpitrain: {command}\n")

@@ -1,0 +1,179 @@
+"""What ranks tell `mpitrain run`, beside all output: that they began, that all have met, that the job is done.
+
+A launcher's exit code does not tell: it may be 0 although a host was lost. So ranks write short marks to their
+standard error, which every launcher brings to where the job was started, on the connections it has anyway, and
+`mpitrain run` takes them out again. A mark is one line: a control character, the secret of this run, what is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpitrain.errors import LauncherError
+from mpitrain.launch.processes import die_with_parent
+from mpitrain.runtime import launcher
+
+RUN_VARIABLE = "MPITRAIN_RUN"  # the secret, for the ranks
+OUTPUT_VARIABLE = "MPITRAIN_RUN_OUTPUT"  # the directory in which each rank writes to files of its own
+SIGN = b"\x1e"
+LONGEST_MARK = 512  # less than what a pipe takes at once, so that marks of several ranks do not mix
+EVENTS = ("begun", "met", "graceful", "finished")
+# What taggers of Open MPI, Hydra and srun put before a line.
+TAG = re.compile(rb"\s*(?:\[[\d,]+\](?:<stderr>)?:?|\d+:)\s*")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a rank told.
+
+    Attributes:
+        event: one of `EVENTS`.
+        rank: whose it is; -1 if it is not known yet.
+        host: the name of its host.
+    """
+
+    event: str
+    rank: int
+    host: str
+
+
+class Reporter:
+    """Tells marks, from one rank.
+
+    Args:
+        secret: of this run.
+        descriptor: where the launcher listens.
+    """
+
+    def __init__(self, secret: str, descriptor: int) -> None:
+        self._secret, self._descriptor = secret, descriptor
+
+    def tell(self, event: str, rank: int) -> None:
+        """Local: write a mark; nobody may be listening any more."""
+        line = f"{self._secret} {event} {rank} {os.uname().nodename}\n".encode()
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, (SIGN + line)[:LONGEST_MARK])
+
+
+@functools.cache
+def reporter() -> Reporter | None:
+    """Local: of this process, if `mpitrain run` started it as a rank.
+
+    The first call takes the variables out of the environment, so that programs which the rank starts do not
+    take themselves for ranks, and lets the rank write to files of its own where that was asked for.
+
+    Raises:
+        LauncherError: there can be no such files.
+    """
+    secret, directory = os.environ.pop(RUN_VARIABLE, ""), os.environ.pop(OUTPUT_VARIABLE, "")
+    if not secret:
+        return None
+    # A daemon of the launcher that ends without a word leaves no rank behind.
+    die_with_parent(signal.SIGKILL)
+    found = Reporter(secret, os.dup(2))
+    rank = own_rank(os.environ)
+    if directory and rank > 0:
+        _redirect(Path(directory), rank)
+    return found
+
+
+def tell(event: str, rank: int | None = None) -> None:
+    """Local: write a mark, if anybody waits for it. The first call in a process may raise as `reporter` does.
+
+    Args:
+        event: one of `EVENTS`.
+        rank: of this process; else what the launcher says.
+    """
+    teller = reporter()
+    if teller is not None:
+        teller.tell(event, own_rank(os.environ) if rank is None else rank)
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """Local: the rank of this process according to its launcher, or -1."""
+    found = launcher.detect(environ)
+    return -1 if found is None or found.rank is None else found.rank
+
+
+def directory_of(directory: Path, rank: int) -> Path:
+    """Where one rank's `stdout` and `stderr` are, as horovodrun names it."""
+    return directory / f"rank.{rank}"
+
+
+def _redirect(directory: Path, rank: int) -> None:
+    own = directory_of(directory, rank)
+    try:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            file = os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            os.dup2(file, number)
+            os.close(file)
+    except OSError as error:
+        raise LauncherError(
+            f"rank {rank} on {os.uname().nodename} cannot write to {own} ({error.strerror}): "
+            "give another --output-filename"
+        ) from error
+
+
+@dataclass
+class Listener:
+    """Takes the marks out of what ranks write to standard error.
+
+    Attributes:
+        secret: of this run.
+        marks: those found so far.
+    """
+
+    secret: str
+    marks: list[Mark] = field(default_factory=list)
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The same output, without marks; what may be the beginning of one is kept until more comes.
+
+        Args:
+            data: what came next; empty at the end, when nothing is kept.
+        """
+        text, self._rest = self._rest + data, b""
+        shown = bytearray()
+        sign = SIGN + self.secret.encode() + b" "
+        while text:
+            start = text.find(SIGN)
+            if start < 0:
+                break
+            shown += text[:start]
+            text = text[start:]
+            head = text[: len(sign)]
+            end = text.find(b"\n")
+            if sign.startswith(head) and end < 0 and len(text) <= LONGEST_MARK and data:
+                self._rest = text
+                text = b""
+            elif text.startswith(sign) and end >= 0:
+                self._take(text[len(sign) : end])
+                text = text[end + 1 :]
+                shown = shown[: self._untagged(shown)]
+            else:
+                shown += text[:1]
+                text = text[1:]
+        return bytes(shown + text)
+
+    def _untagged(self, shown: bytearray) -> int:
+        """Where the tag of a line begins that held nothing but a mark."""
+        line = shown.rfind(b"\n") + 1
+        return line if TAG.fullmatch(shown, line) else len(shown)
+
+    def _take(self, words: bytes) -> None:
+        parts = words.decode(errors="replace").split()
+        if len(parts) == 3 and parts[0] in EVENTS and parts[1].lstrip("-").isdecimal():
+            self.marks.append(Mark(parts[0], int(parts[1]), parts[2]))
+
+    def ranks(self, event: str) -> dict[int, str]:
+        """The ranks that told an event, and their hosts."""
+        return {mark.rank: mark.host for mark in self.marks if mark.event == event}

@@ -1,0 +1,92 @@
+"""What came of a job: the exit code, and what is said about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from mpitrain.launch.agent import NO_CONNECTION
+from mpitrain.launch.request import Request
+from mpitrain.launch.supervisor import Outcome
+
+# What Open MPI's launcher says when it misses the daemon of a host.
+LOST_DAEMON = re.compile(r"Remote daemon\s*:\s*\[[^\]]*\] on node ([\w.-]+)")
+LOST_BY_SSH = re.compile(r"(?:Connection to|Timeout, server) ([\w.-]+) (?:closed by remote host|not responding)")
+NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
+
+
+def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> tuple[int, list[str]]:
+    """The exit code of the job, and sentences for the user.
+
+    The launcher's exit code stands if it tells of a failure. If it is 0 and several hosts took part, the job has
+    succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell nothing).
+
+    Args:
+        outcome: from the supervisor.
+        request: what was started.
+        start_timeout_seconds: in which the ranks had to meet.
+    """
+    said = _hosts(outcome)
+    if outcome.timed_out:
+        said.append(_late(outcome, request, start_timeout_seconds))
+        return outcome.code or 1, said
+    if outcome.signals and outcome.code == 0 and not outcome.finished:
+        return 128 + outcome.signals[-1], said
+    hosts = set(outcome.listener.ranks("begun").values()) | {host.name for host in request.hosts}
+    if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and len(hosts) > 1)):
+        said.append(
+            "the job has failed, although its launcher ended with exit code 0: rank 0 did not come to its end. "
+            "A host or a connection may have been lost; what was printed last, and the hosts' logs, may tell"
+        )
+        return 1, said
+    return outcome.code, said
+
+
+def lost_hosts(outcome: Outcome) -> list[str]:
+    """The hosts to which there was no connection, or no longer, as far as ssh and the launcher told."""
+    text = outcome.tail.decode(errors="replace")
+    failed = [host for host, code in outcome.ssh_codes.items() if code == NO_CONNECTION]
+    # A launcher that ends a job ends its ssh too, which then gives the same exit code.
+    named = [host for host in failed if not outcome.met or host in outcome.lost or host in LOST_BY_SSH.findall(text)]
+    return list(dict.fromkeys(named + LOST_DAEMON.findall(text)))
+
+
+def _hosts(outcome: Outcome) -> list[str]:
+    if outcome.finished:
+        return []
+    if outcome.met:
+        return [f"the connection to {host} was lost while the job ran" for host in lost_hosts(outcome)]
+    said = [
+        f"{host} cannot be reached by ssh, which says why above; try: ssh -o BatchMode=yes {host} true "
+        "(it must neither fail nor ask for anything)"
+        for host in lost_hosts(outcome)
+    ]
+    for host, code in outcome.ssh_codes.items():
+        if code in NOT_FOUND:
+            said.append(
+                f"the launcher was not found on {host} (exit code {code}): MPI and Python must be installed there in "
+                "the same place as here"
+            )
+    return said
+
+
+def _late(outcome: Outcome, request: Request, seconds: float) -> str:
+    begun = outcome.listener.ranks("begun")
+    text = f"the {request.ranks} ranks did not meet within {seconds:g} s (--start-timeout)"
+    if not begun:
+        return f"{text}: none has begun. Where is the launcher waiting? See with --verbose, and mpitrain doctor"
+    where = ", ".join(f"{host} {count}" for host, count in Counter(begun.values()).items())
+    absent = [rank for rank in range(request.ranks) if rank not in begun]
+    if absent and -1 not in begun:
+        return (
+            f"{text}: begun have {len(begun)} ({where}), but not rank {_some(absent)}. Is Python slow there, or stuck?"
+        )
+    return (
+        f"{text}: all have begun ({where}), but MPI does not connect them. Hosts may have interfaces that lead nowhere "
+        "(docker0, virbr0: choose with --network-interfaces), or a firewall between them; see mpitrain doctor"
+    )
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)

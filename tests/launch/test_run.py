@@ -1,0 +1,85 @@
+"""`mpitrain run` on this host: output, exit codes, signals, and nothing that is left behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import REPOSITORY, Job, Mpirun
+
+PROGRAM = str(Path(__file__).with_name("place_program.py"))
+RUN = (sys.executable, "-m", "mpitrain", "run", "-np", "2", "--oversubscribe", "--allow-run-as-root")
+WITHIN_SECONDS = 120
+pytestmark = pytest.mark.mpich
+
+
+def started(mpirun: Mpirun, options: Sequence[str], *words: str) -> Job:
+    # Python is named, and so the program runs as it is: as with mpirun, it finds mpitrain where it is told.
+    return mpirun.execute([*RUN, *options, sys.executable, PROGRAM, *words], {"PYTHONPATH": str(REPOSITORY)})
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline, f"no {text!r} in {path}"
+        time.sleep(0.05)
+
+
+def left_after(job: Job, seconds: float) -> list[int]:
+    """The processes of the job that are still there after that time, or as soon as there are none."""
+    deadline = time.monotonic() + seconds
+    while job.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return job.processes()
+
+
+def test_output_of_each_rank(mpirun: Mpirun, tmp_path: Path) -> None:
+    finished = started(mpirun, ["--output-filename", str(tmp_path)]).finish(WITHIN_SECONDS)
+    assert finished.returncode == 0, finished.output
+    assert "rank 0 of 2: node 0, local 0" in finished.stdout
+    assert "rank 1" not in finished.stdout
+    assert "rank 0 of 2" in (tmp_path / "rank.0" / "stdout").read_text()
+    assert "rank 1 of 2: node 0, local 1" in (tmp_path / "rank.1" / "stdout").read_text()
+    assert "\x1e" not in finished.stderr
+    assert (tmp_path / "rank.1" / "stdout").stat().st_mode & 0o077 == 0
+
+
+def test_exit_code(mpirun: Mpirun) -> None:
+    job = started(mpirun, [], "exit", "5")
+    finished = job.finish(WITHIN_SECONDS)
+    assert finished.returncode == 5, finished.output
+    assert left_after(job, 10) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_it_is_ended(mpirun: Mpirun, tmp_path: Path, signum: signal.Signals) -> None:
+    job = started(mpirun, ["--output-filename", str(tmp_path)], "wait")
+    wait_for(tmp_path / "rank.1" / "stdout", "rank 1 of 2")
+    wait_for(tmp_path / "rank.0" / "stdout", "rank 0 of 2")
+    sent = time.monotonic()
+    job.process.send_signal(signum)
+    code = job.process.wait(WITHIN_SECONDS)
+    assert code != 0
+    assert time.monotonic() - sent < 20  # of a grace of 30 s, which nobody needed
+    assert left_after(job, 20) == []
+
+
+def test_a_rank_that_does_not_come_is_named(mpirun: Mpirun) -> None:
+    job = started(mpirun, ["--start-timeout", "20"], "late")
+    finished = job.finish(WITHIN_SECONDS)
+    assert finished.returncode != 0
+    assert "the 2 ranks did not meet within 20 s (--start-timeout): begun have 1" in finished.stderr, finished.output
+    assert "but not rank 1" in finished.stderr
+    assert left_after(job, 20) == []
+
+
+def test_more_ranks_than_slots_are_refused(mpirun: Mpirun) -> None:
+    command = [sys.executable, "-m", "mpitrain", "run", "-np", "3", "-H", "localhost:2", "--allow-run-as-root"]
+    finished = mpirun.execute(command).finish(WITHIN_SECONDS)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith("mpitrain: 3 ranks are more than there are slots, 2 (localhost 2): ask for fewer")

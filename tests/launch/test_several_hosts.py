@@ -1,0 +1,107 @@
+"""Jobs across three hosts, each with a name, a network and an sshd of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import REPOSITORY, Finished, Mpirun
+from tests.launch.hosts import Hosts
+
+PROGRAM = str(Path(__file__).with_name("place_program.py"))
+WITHIN_SECONDS = 300
+pytestmark = pytest.mark.mpich
+
+
+@pytest.fixture
+def hostfile(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> Path:
+    path = tmp_path / "hostfile"
+    words = "{} slots=1\n" if mpirun.is_open_mpi else "{}:1\n"
+    path.write_text("".join(words.format(name) for name in hosts.names))
+    return path
+
+
+def on_first(hosts: Hosts, mpirun: Mpirun, command: Sequence[str], **more: str) -> Finished:
+    """Run a command on the first host, as its user would."""
+    environment = {**hosts.environment, "PYTHONPATH": str(REPOSITORY), **more}
+    return mpirun.execute([*hosts.enter("node0"), *command], environment).finish(WITHIN_SECONDS)
+
+
+def run(*words: str) -> list[str]:
+    return [sys.executable, "-m", "mpitrain", "run", "--allow-run-as-root", *words]
+
+
+def test_places_and_variables(hosts: Hosts, mpirun: Mpirun, hostfile: Path) -> None:
+    command = run("--hostfile", str(hostfile), "-x", "SEEN", "--network-interfaces", "eth0", sys.executable, PROGRAM)
+    finished = on_first(hosts, mpirun, command, SEEN="a b;$c", UNSEEN="secret")
+    assert finished.returncode == 0, finished.output
+    expected = [f"rank {n} of 3: node {n}, local 0 on node{n}, SEEN=a b;$c, UNSEEN=None" for n in range(3)]
+    assert sorted(finished.stdout.splitlines()) == expected, finished.output
+
+
+def trained(finished: Finished) -> bool:
+    accuracy = re.search(r"accuracy (0\.\d+)", finished.stdout)
+    return finished.returncode == 0 and accuracy is not None and float(accuracy[1]) > 0.3
+
+
+def test_the_default_job_by_mpitrain_run(hosts: Hosts, mpirun: Mpirun, hostfile: Path, tmp_path: Path) -> None:
+    command = run("-np", "3", "--hostfile", str(hostfile), "--start-timeout", "120", "--show-plan", "--epochs", "1")
+    finished = on_first(hosts, mpirun, [*command, "--output", str(tmp_path / "out")])
+    assert trained(finished), finished.output
+    assert "3 ranks on 3 hosts" in finished.stdout
+    places = re.findall(r"^(\d) +(\d) +(node\d) +(\d) +CPU +\d+ +[\d.]+ GiB$", finished.stdout, re.MULTILINE)
+    assert places == [(str(n), str(n), f"node{n}", "0") for n in range(3)], finished.output
+
+
+def test_the_default_job_by_mpirun(hosts: Hosts, mpirun: Mpirun, hostfile: Path, tmp_path: Path) -> None:
+    root = ["--allow-run-as-root", "-x", "PYTHONPATH"] if mpirun.is_open_mpi else []
+    given = "--hostfile" if mpirun.is_open_mpi else "-f"
+    command = [mpirun.path, *root, given, str(hostfile), "-np", "3", sys.executable, "-m", "mpitrain"]
+    finished = on_first(hosts, mpirun, [*command, "--epochs", "1", "--output", str(tmp_path / "out")])
+    assert trained(finished), finished.output
+    assert "3 ranks on 3 hosts" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "host", "reason"),
+    [
+        (["-H", "node0,nosuchhost"], "nosuchhost", "Could not resolve hostname nosuchhost"),
+        (["-H", "node0,node1", "-p", "2222"], "node1", "port 2222: Connection refused"),
+    ],
+)
+def test_a_host_that_is_not_reached(hosts: Hosts, mpirun: Mpirun, options: list[str], host: str, reason: str) -> None:
+    finished = on_first(hosts, mpirun, run(*options, sys.executable, PROGRAM))
+    assert finished.returncode != 0
+    assert reason in finished.stderr, finished.output
+    assert f"mpitrain: {host} cannot be reached by ssh" in finished.stderr
+
+
+def test_a_host_that_falls_silent(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:
+    """The last test of this module: the host does not come back."""
+    output = tmp_path / "output"
+    command = run("-H", ",".join(hosts.names), "--output-filename", str(output), sys.executable, PROGRAM, "wait")
+    killed: list[float] = []
+
+    def kill_when_all_are_there() -> None:
+        for rank in range(3):
+            while "of 3" not in _text(output / f"rank.{rank}" / "stdout"):
+                time.sleep(0.1)
+        hosts.kill("node2", silently=True)
+        killed.append(time.monotonic())
+
+    threading.Thread(target=kill_when_all_are_there, daemon=True).start()
+    finished = on_first(hosts, mpirun, command)
+    assert killed, finished.output
+    assert time.monotonic() - killed[0] < 60
+    assert finished.returncode != 0
+    assert "mpitrain: the connection to node2 was lost while the job ran" in finished.stderr, finished.output
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,125 @@
+"""Marks of ranks in what they write to standard error, and what is concluded from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpitrain.launch.report import LONGEST_MARK, Listener, Mark, Reporter
+from mpitrain.launch.request import Request
+from mpitrain.launch.supervisor import Outcome
+from mpitrain.launch.verdict import judge, lost_hosts
+
+SECRET = "0123456789abcdef"
+MARK = f"\x1e{SECRET} met 0 node0\n".encode()
+
+
+def heard(*parts: bytes) -> tuple[bytes, list[Mark]]:
+    listener = Listener(SECRET)
+    shown = b"".join([*(listener.feed(part) for part in parts if part), listener.feed(b"")])
+    return shown, listener.marks
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "count"),
+    [
+        (b"", b"", 0),
+        (MARK, b"", 1),
+        (b"a\n" + MARK + b"b\n", b"a\nb\n", 1),
+        (b"10% done" + MARK + b"\r20% done", b"10% done\r20% done", 1),
+        (MARK + MARK, b"", 2),
+        (b"[1,0]<stderr>: " + MARK + b"x", b"x", 1),
+        (b"[1,0]<stderr>: a\n[0] " + MARK, b"[1,0]<stderr>: a\n", 1),
+        (b"0: " + MARK, b"", 1),
+        (b"\x1e other\n", b"\x1e other\n", 0),
+        (b"\x1e" + SECRET.encode() + b" nonsense\n", b"", 0),
+        (MARK.replace(b"0123", b"3210"), MARK.replace(b"0123", b"3210"), 0),
+        (MARK[:-1], MARK[:-1], 0),
+        (MARK[:-1] + b"x" * LONGEST_MARK, MARK[:-1] + b"x" * LONGEST_MARK, 0),
+    ],
+)
+def test_marks_are_taken_out(text: bytes, shown: bytes, count: int) -> None:
+    found, marks = heard(text)
+    assert found == shown
+    assert marks == [Mark("met", 0, "node0")] * count
+
+
+@given(st.lists(st.sampled_from([b"a", b"line\n", MARK, b"\x1e", b"\r", "ü\n".encode()]), max_size=8), st.data())
+def test_wherever_output_is_cut(pieces: list[bytes], data: st.DataObject) -> None:
+    text = b"".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert heard(*parts) == heard(text)
+    assert heard(text)[0] == b"".join(piece for piece in pieces if piece != MARK)
+
+
+def test_a_reporter_is_heard() -> None:
+    read, write = os.pipe()
+    reporter = Reporter(SECRET, write)
+    reporter.tell("begun", 3)
+    reporter.tell("finished", 0)
+    os.close(write)
+    reporter.tell("finished", 1)  # nobody listens any more
+    with os.fdopen(read, "rb") as file:
+        shown, marks = heard(file.read())
+    host = os.uname().nodename
+    assert (shown, marks) == (b"", [Mark("begun", 3, host), Mark("finished", 0, host)])
+
+
+REQUEST = Request(("true",), 3)
+BEGUN = [Mark("begun", rank, f"node{rank}") for rank in range(3)]
+MET = [*BEGUN, Mark("met", 0, "node0")]
+DONE = [*MET, Mark("finished", 0, "node0")]
+PRRTE = b"""PRTE has lost communication with a remote daemon.
+  HNP daemon   : [prterun-node0-495@0,0] on node node0
+  Remote daemon: [prterun-node0-495@0,1] on node node1
+"""
+
+
+def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
+    return Outcome(code, Listener(SECRET, list(marks)), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given_", "code", "words"),
+    [
+        (outcome(0, DONE), 0, ""),
+        (outcome(0, []), 0, ""),  # a program that tells nothing
+        (outcome(3, DONE), 3, ""),
+        (outcome(3, MET), 3, ""),
+        (outcome(0, MET), 1, "failed, although its launcher ended with exit code 0"),
+        (outcome(0, BEGUN), 1, "failed, although"),
+        (outcome(0, [Mark("begun", 0, "node0"), MET[-1]]), 0, ""),  # one host: ended by os._exit, perhaps
+        (outcome(0, MET, tail=PRRTE), 1, "connection to node1 was lost while"),
+        (
+            outcome(255, MET, tail=b"Connection to node2 closed by remote host.\n", ssh_codes={"node2": 255}),
+            255,
+            "node2",
+        ),
+        (outcome(15, MET, ssh_codes={"node2": 255}, lost={"node2"}), 15, "connection to node2 was lost"),
+        (outcome(255, MET, ssh_codes={"node2": 255}), 255, ""),  # the launcher has ended its ssh
+        (outcome(255, [], ssh_codes={"node2": 255}), 255, "node2 cannot be reached by ssh"),
+        (outcome(0, [], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
+        (outcome(1, [], ssh_codes={"node2": 127}), 1, "not found on node2"),
+        (outcome(1, MET, ssh_codes={"node2": 127}), 1, ""),
+        (outcome(0, DONE, ssh_codes={"node2": 255}), 0, ""),
+        (outcome(0, MET, signals=[signal.SIGTERM]), 143, ""),
+        (outcome(0, DONE, signals=[signal.SIGTERM]), 0, ""),
+        (outcome(75, MET, signals=[signal.SIGTERM]), 75, ""),
+        (outcome(143, [], timed_out=True), 143, "did not meet within 30 s (--start-timeout): none has begun"),
+        (outcome(0, BEGUN[:2], timed_out=True), 1, "begun have 2 (node0 1, node1 1), but not rank 2"),
+        (outcome(1, BEGUN, timed_out=True), 1, "MPI does not connect them"),
+    ],
+)
+def test_verdicts(given_: Outcome, code: int, words: str) -> None:
+    found, said = judge(given_, REQUEST, 30)
+    assert found == code
+    assert (words in " ".join(said)) if words else (said == [])
+
+
+def test_lost_hosts_are_named_once() -> None:
+    assert lost_hosts(outcome(0, MET, tail=PRRTE * 2, ssh_codes={"node1": 255}, lost={"node1"})) == ["node1"]

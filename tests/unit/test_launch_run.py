@@ -1,0 +1,186 @@
+"""The command line of `mpitrain run`: whose words are whose, and what it prints without starting anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpitrain.cli.run import divide
+from mpitrain.errors import LauncherError, UsageError
+from mpitrain.launch.allocation import Allocation
+from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
+from mpitrain.launch.job import OURS, Srun, choose_srun, rank_command, reached_by_ssh
+from mpitrain.runtime.hostfile import Host
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        ("", 0),
+        ("-np 4", 2),
+        ("-np 4 train.py -np 5", 2),
+        ("-np 4 --epochs 3", 2),
+        ("--hosts=a:4 --verbose --dry-run script.py --dry-run", 3),
+        ("-np 4 -m package", 2),
+        ("-x A=b -x C train", 4),
+        ("--help", 1),
+    ],
+)
+def test_whose_words(words: str, own: int) -> None:
+    assert divide(words.split()) == (words.split()[:own], words.split()[own:])
+
+
+def test_a_dash_dash_divides() -> None:
+    assert divide(["-np", "4", "--", "--dry-run", "a.py"]) == (["-np", "4"], ["--dry-run", "a.py"])
+    assert divide(["--", "--"]) == ([], ["--"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [*OURS]),
+        (["a.py", "b c"], [*OURS, "a.py", "b c"]),
+        (["-m", "a"], [*OURS, "-m", "a"]),
+        (["--epochs", "3"], [*OURS, "--epochs", "3"]),
+        (["train", "--epochs", "3"], [*OURS, "train", "--epochs", "3"]),
+        (["sh", "-c", "x"], ["sh", "-c", "x"]),
+    ],
+)
+def test_what_ranks_execute(words: list[str], expected: list[str]) -> None:
+    assert rank_command(words) == tuple(expected)
+
+
+@pytest.mark.parametrize("word", ["hosts", "nosuchprogram", "run", "./absent"])
+def test_what_ranks_cannot_execute(word: str) -> None:
+    with pytest.raises(UsageError, match=r"no script.*no program"):
+        rank_command([word])
+
+
+def slurm(tmp_path: Path, plugins: str) -> dict[str, str]:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\nprintf 'MPI plugin types are...\\n\\tnone\\n{plugins}' >&2\n")
+    srun.chmod(0o755)
+    return {"PATH": str(tmp_path)}
+
+
+SLURM, PBS = Allocation("Slurm", (Host("a"),)), Allocation("PBS", (Host("a"),))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mpi", "allocation", "plugins", "plugin"),
+    [
+        ("auto", OPEN_MPI, SLURM, "\\tpmi2\\n\\tpmix\\n", "pmix"),
+        ("auto", OPEN_MPI, SLURM, "\\tpmi2\\n", None),
+        ("auto", MPICH, SLURM, "\\tpmi2\\n\\tpmix\\n", "pmi2"),
+        ("auto", MPICH, SLURM, "\\tpmix\\n", "pmix"),
+        ("auto", INTEL_MPI, SLURM, "\\tpmi2\\n", None),
+        ("srun", INTEL_MPI, SLURM, "\\tpmi2\\n", "pmi2"),
+        ("mpirun", OPEN_MPI, SLURM, "\\tpmix\\n", None),
+        ("auto", OPEN_MPI, PBS, "\\tpmix\\n", None),
+        ("auto", OPEN_MPI, None, "\\tpmix\\n", None),
+    ],
+)
+def test_whether_srun_starts_the_ranks(
+    tmp_path: Path, wanted: str, mpi: str, allocation: Allocation | None, plugins: str, plugin: str | None
+) -> None:
+    chosen = choose_srun(wanted, allocation, Mpi(mpi), slurm(tmp_path, plugins))
+    assert chosen == (None if plugin is None else Srun(str(tmp_path / "srun"), plugin))
+
+
+@pytest.mark.parametrize(
+    ("mpi", "allocation", "reason"),
+    [
+        (OPEN_MPI, SLURM, "needs one of the plugins pmix, and srun --mpi=list shows .*pmi2"),
+        (MPICH, None, "there is no allocation"),
+    ],
+)
+def test_srun_that_cannot(tmp_path: Path, mpi: str, allocation: Allocation | None, reason: str) -> None:
+    with pytest.raises(LauncherError, match=reason):
+        choose_srun("srun", allocation, Mpi(mpi), slurm(tmp_path, "\\tpmi2\\n"))
+    with pytest.raises(LauncherError, match="no srun on PATH"):
+        choose_srun("srun", SLURM, Mpi(mpi), {"PATH": "/nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("mpi", "allocation", "environ", "by_ssh"),
+    [
+        (OPEN_MPI, SLURM, {}, True),  # if it has no way of its own
+        (MPICH, None, {}, True),
+        (MPICH, PBS, {}, True),
+        (MPICH, SLURM, {}, False),
+        (MPICH, SLURM, {"HYDRA_LAUNCHER_EXEC": "/my/ssh"}, True),
+        (MPICH, SLURM, {"HYDRA_LAUNCHER": "ssh"}, True),
+        (INTEL_MPI, SLURM, {}, False),
+        (INTEL_MPI, SLURM, {"I_MPI_HYDRA_BOOTSTRAP": "ssh"}, True),
+    ],
+)
+def test_who_comes_by_ssh(mpi: str, allocation: Allocation | None, environ: dict[str, str], by_ssh: bool) -> None:
+    assert reached_by_ssh(Mpi(mpi), allocation, environ) == by_ssh
+
+
+def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "PBS_", "LSB_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "mpitrain", "run", *words],
+        env={**kept, "PYTHONPATH": str(REPOSITORY), **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_dry_run(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a slots=2\nb slots=2\n")
+    options = ["--allow-run-as-root", "--hostfile", str(hostfile), "-x", "SEED=1 2"]
+    shown = command(*options, "--dry-run", "a b.py", "--x")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "a:2,b:2" in shown.stdout
+    assert "'SEED=1 2'" in shown.stdout
+    assert shown.stdout.endswith(f"{sys.executable} -m mpitrain 'a b.py' --x\n")
+    assert "MPITRAIN_RUN" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--allow-run-as-root"], "how many ranks?"),
+        (["-np", "x"], "invalid int value: 'x'"),
+        (["-np", "2", "-H", "a", "--hostfile", "b"], "give one of them"),
+        (["-np", "2", "--hostfile", "/nowhere"], "/nowhere cannot be read"),
+        (["-np", "1", "-H", "-oProxyCommand=x"], "expected one argument"),
+        (["-np", "1", "-H=-oProxyCommand"], "-H:1: '-oProxyCommand' is no name of a host"),
+        (["-np", "1", "-H", "a;b"], "'a;b' is no name of a host"),
+        (["-np", "1", "--mpirun", "/nowhere/mpirun"], "/nowhere/mpirun is no program"),
+        (["-np", "1", "--allow-run-as-root", "nosuchprogram"], "no program"),
+        (["-np", "1", "--allow-run-as-root", "--mpi-args", "'a"], "cannot be split"),
+        (["-np", "1", "--allow-run-as-root", "-x", "NOT_SET_HERE"], "the variable is not set here"),
+        (["-np", "1", "-H", "a", "--allow-run-as-root", "-p", "0"], "ssh port is 0"),
+        (["-np", "1", "--allow-run-as-root", "--network-interfaces", "eth0;x"], "no network interface"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(words: list[str], complaint: str) -> None:
+    finished = command(*words, "--dry-run")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith("mpitrain: ")
+    assert finished.stderr.count("\n") == 1, finished.stderr
+    assert complaint in finished.stderr
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from mpitrain.cli.main import main; "
+        "code = main(['run', '-np', '1', '--allow-run-as-root', '--dry-run']); "
+        "print([name for name in ('numpy', 'mpi4py', 'tensorflow', 'keras') if name in sys.modules], code)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    finished = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert finished.stdout.splitlines()[-1] == "[] 0"
