@@ -99,6 +99,26 @@ class TrainConfig:
     seed: int = _option(0, int, "of weights, shuffling and held-out samples", least=0, below=2**32, metavar="N")
     validation_split: float = _option(0.1, float, "fraction of the training samples held out", least=0, below=1)
     output: str = _option("mpitrain-output", str, "directory for model and summary", metavar="DIR")
+    checkpoint_dir: str | None = _option(
+        None, str, "save the run there while it goes on, and go on from there", metavar="DIR"
+    )
+    checkpoint_every: str = _option(
+        "epoch",
+        str,
+        "write a checkpoint so often: epoch, or as in 500steps, 10min",
+        pattern=(r"epoch|[1-9]\d* ?(steps?|s|min|h)", "epoch, or as in 500steps or 10min"),
+        metavar="WHEN",
+    )
+    checkpoint_keep: int = _option(3, int, "newest checkpoints to keep, beside the best", least=1, metavar="N")
+    checkpoint_best: str | None = _option(
+        None, str, "metric of the best checkpoint; else val_loss, or loss without validation", metavar="NAME"
+    )
+    resume: str = _option(
+        "auto", str, "auto: from the newest checkpoint there is; never; or the path of one", metavar="WHICH"
+    )
+    grace: float = _option(
+        30.0, float, "seconds from SIGTERM, SIGUSR1 or Ctrl-C to the end, with a checkpoint", positive=True, below=86400
+    )
     task: str = _option(
         "auto",
         str,

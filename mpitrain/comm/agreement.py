@@ -8,7 +8,8 @@ collective every rank therefore gathers one small header of each rank. It tells
 - how many samples stand behind this rank's gradient, so that the mean can be exact;
 - which ranks have run out of data (`joining`) or reached the end of the program (`finished`):
   they contribute zero to the updates of the others, and nobody waits for them for ever;
-- three numbers for the progress display, which travel for free.
+- what a rank wants the others to know (a signal has come, a checkpoint is due);
+- three numbers for the progress display. Both travel for free.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Agreed:
         signature: the hash all active ranks called, or None when every rank is joining or finished.
         samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
         reports: (size, REPORTS) float64, each rank's last reported numbers.
+        requests: (size,) float64, each rank's `Agreement.request`.
         active: (size,) bool, False for ranks that are joining or finished.
         finished: every rank is at the end of its program.
         possible: all idle ranks can take part in what the active ones call.
@@ -47,6 +49,7 @@ class Agreed:
     signature: int | None
     samples: np.ndarray[tuple[int], np.dtype[np.float64]]
     reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    requests: np.ndarray[tuple[int], np.dtype[np.float64]]
     active: np.ndarray[tuple[int], np.dtype[np.bool_]]
     finished: bool = False
     possible: bool = True
@@ -83,6 +86,7 @@ class Agreement:
     Attributes:
         waiting_seconds: until the slowest rank had come, in all.
         report: this rank's numbers, see REPORTS.
+        request: bits that all ranks see in the next header; their meaning is the caller's.
         observer: told of each collective, if anything.
     """
 
@@ -92,8 +96,8 @@ class Agreement:
         self._numbers = range(communicator.size) if ranks is None else tuple(ranks)
         self.observer: Observer | None = None
         size = communicator.size
-        self._mine = np.zeros(2 + REPORTS, np.float64)
-        self._all = np.zeros((size, 2 + REPORTS), np.float64)
+        self._mine = np.zeros(3 + REPORTS, np.float64)
+        self._all = np.zeros((size, 3 + REPORTS), np.float64)
         self._what = self._mine[:1].view(np.int64)
         self._calls = self._all.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
@@ -103,6 +107,7 @@ class Agreement:
         }
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
+        self.request = 0
 
     def call(self, description: str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
         """Collective: agree that all ranks call `description` now.
@@ -160,7 +165,8 @@ class Agreement:
     def _gather(self, what: int, samples: float) -> Agreed:
         self._what[0] = what
         self._mine[1] = samples
-        self._mine[2:] = self.report
+        self._mine[2] = self.request
+        self._mine[3:] = self.report
         start = time.perf_counter()
         self._communicator.all_gather(self._mine, self._all)
         end = time.perf_counter()
@@ -168,9 +174,10 @@ class Agreement:
         if self.observer is not None and what > FINISHED:
             self.observer.agreed(self._descriptions[what], start, end)
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
-        samples_of_all, reports = self._all[:, 1].copy(), self._all[:, 2:].copy()
+        all_told = self._all.copy()
+        samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
-            return Agreed(what, samples_of_all, reports, self._everyone)
+            return Agreed(what, samples_of_all, reports, requests, self._everyone)
         called = {call for call in calls if call > FINISHED}
         if len(called) > 1:
             self._raise_mismatch(what)
@@ -178,6 +185,7 @@ class Agreement:
             called.pop() if called else None,
             samples_of_all,
             reports,
+            requests,
             np.array([call > FINISHED for call in calls]),
             calls.count(FINISHED) == len(calls),
         )

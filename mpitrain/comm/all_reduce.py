@@ -105,6 +105,15 @@ class AllReduce:
             self._chosen = True
         return self._setting
 
+    @property
+    def chosen(self) -> str | None:
+        """How large buffers are summed, as `parse` reads it; None when that is not decided yet."""
+        return describe(self._setting) if self._chosen else None
+
+    def choose(self, text: str) -> None:
+        """Local: sum large buffers in the order of an earlier run; all ranks give the same `text`."""
+        self._setting, self._chosen = parse(text), True
+
     def _by_pair(self, source: Buffer, target: Buffer, scale: float) -> None:
         """Collective: two ranks swap what they have, and both add it up: one message, no second phase."""
         rank, received = self._communicator.rank, self._received[: source.nbytes].view(source.dtype)

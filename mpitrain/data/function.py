@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.data.labels import Array, Task, as_labels
-from mpitrain.data.sharding import hold_out, known_count, shard, share_count, shuffled
+from mpitrain.data.sharding import EpochSeeds, hold_out, known_count, shard, share_count, shuffled
 from mpitrain.data.source import DataSource, Share, enough_for_all_ranks
 from mpitrain.errors import DataError, UsageError
 
@@ -83,17 +83,25 @@ def load_function(spec: str, share: Share, task: Task, num_classes: int | None) 
             lambda position, element: (_as_input(element[0]), tf.gather(constant, position))
         )
 
-    train = shard(shuffled(part(False), min(len(kept), SHUFFLE_BUFFER), share.seed), share.rank, share.size)
-    validation = shard(part(True), share.rank, share.size)
+    def mine(elements: tf.data.Dataset, count: int) -> tf.data.Dataset:
+        return known_count(shard(elements, share.rank, share.size), share_count(count, share.rank, share.size))
+
+    def in_order(epochs: EpochSeeds, done: int = 0) -> tf.data.Dataset:
+        elements = shuffled(part(False), min(len(kept), SHUFFLE_BUFFER), epochs)
+        return mine(elements.skip(done), len(kept) - done)
+
+    epochs = EpochSeeds(share.seed)
     return DataSource(
-        train=known_count(train, share_count(len(kept), share.rank, share.size)),
-        validation=known_count(validation, share_count(len(held), share.rank, share.size)) if len(held) else None,
+        train=in_order(epochs),
+        validation=mine(part(True), len(held)) if len(held) else None,
         test=None,
         train_count=len(kept),
         validation_count=len(held),
         test_count=0,
         num_classes=classes,
         description=spec,
+        epochs=epochs,
+        rest=lambda epoch, done: in_order(EpochSeeds(share.seed, epoch), done),
     )
 
 

@@ -1,8 +1,8 @@
 """Which elements of an epoch does this rank take, and in which order.
 
-The order of an epoch depends on the seed and the epoch's number alone: not on `tf.random.set_seed`, which
-scripts like to set differently on each rank. So every rank computes the same global order, and element i of
-it belongs to rank `i % size`.
+The order of an epoch depends on the seed, the epoch's number and the number of samples alone: not on
+`tf.random.set_seed`, which scripts like to set differently on each rank. So every rank computes the same global
+order, and element i of it belongs to rank `i % size`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def hold_out(count: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
 class EpochOrder:
     """One rank's positions, epoch after epoch; each iteration is the next epoch.
 
-    All ranks must begin equally many epochs. Set `epoch` to resume at a later one.
+    All ranks must begin equally many epochs. Set `epoch` to resume at a later one, and `done` where the
+    first `done` elements of that epoch's global order were taken before, by whatever number of ranks.
     """
 
     positions: Indices
@@ -69,24 +70,24 @@ class EpochOrder:
     size: int = 1
     shuffle: bool = True
     epoch: int = field(default=0)
+    done: int = field(default=0)
 
-    def of_epoch(self, epoch: int) -> Indices:
-        """This rank's share of the epoch's global order."""
-        if not self.shuffle:
-            return self.positions[self.rank :: self.size]
-        order: Indices = np.random.default_rng([self.seed, 2, epoch]).permutation(self.positions)
-        return order[self.rank :: self.size]
+    def of_epoch(self, epoch: int, done: int = 0) -> Indices:
+        """This rank's share of the epoch's global order, or of what is left of it after `done` elements."""
+        order = self.positions
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, 2, epoch]).permutation(self.positions)
+        return order[done + self.rank :: self.size]
 
     def __call__(self) -> Iterator[Indices]:
         """Yield the whole share of the next epoch as one array (so Python runs once an epoch)."""
         epoch, self.epoch = self.epoch, self.epoch + 1
-        yield self.of_epoch(epoch)
+        yield self.of_epoch(epoch, self.done)
 
     def dataset(self) -> tf.data.Dataset:
         """The positions as a dataset of int64 scalars, in the next epoch's order at each iteration."""
         whole = tf.data.Dataset.from_generator(self, output_signature=tf.TensorSpec([None], tf.int64))
-        count = share_count(len(self.positions), self.rank, self.size)
-        return known_count(whole.unbatch(), count)
+        return known_count(whole.unbatch(), share_count(len(self.positions) - self.done, self.rank, self.size))
 
 
 def known_count(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
@@ -94,12 +95,11 @@ def known_count(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     return dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
-def shuffled(dataset: tf.data.Dataset, buffer: int, seed: int) -> tf.data.Dataset:
-    """Shuffle a stream through a buffer, in a new order each iteration that the seed alone decides.
+def shuffled(dataset: tf.data.Dataset, buffer: int, seeds: EpochSeeds) -> tf.data.Dataset:
+    """Shuffle a stream through a buffer, in a new order each iteration that `seeds` alone decides.
 
     Unlike `Dataset.shuffle` this does not depend on `tf.random.set_seed`.
     """
-    seeds = EpochSeeds(seed)
     specification = dataset.element_spec
     flat = tf.nest.flatten(specification)
 

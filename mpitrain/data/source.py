@@ -7,12 +7,13 @@ validation samples, shuffles and shards, and gives a `DataSource`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.data.sharding import EpochOrder, Indices, hold_out, known_count, share_count
+from mpitrain.data.sharding import EpochOrder, Indices, hold_out, known_count
 from mpitrain.errors import DataError
 
 
@@ -34,13 +35,22 @@ class Samples:
     read: Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
+class Epochs(Protocol):
+    """What counts the epochs of a training set, and so decides the order of the next one."""
+
+    epoch: int
+    seed: int
+
+
 @dataclass(frozen=True)
 class DataSource:
     """This rank's share of the data, as datasets of single (x, y), not batched.
 
     x is float32 (images scaled to [0, 1], with a channel axis), y is an int64 class number, or float32 for a
     regression. Each iteration of `train` is the next epoch, in an order common to all ranks before they take
-    their shares. Counts are of all ranks together. `num_classes` is None for a regression.
+    their shares. Counts are of all ranks together. `num_classes` is None for a regression. `epochs` tells `train`
+    which epoch is next. `rest(epoch, done)` is this rank's share of that epoch after the first `done` samples of its
+    order were taken, by whatever number of ranks. Both are None where the order is not known.
     """
 
     train: tf.data.Dataset
@@ -51,6 +61,8 @@ class DataSource:
     test_count: int
     num_classes: int | None
     description: str
+    epochs: Epochs | None = None
+    rest: Callable[[int, int], tf.data.Dataset] | None = None
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -78,15 +90,22 @@ def assemble(
     enough_for_all_ranks(len(kept), share, description)
     held_samples = validation or train
     held = np.arange(validation.count) if validation else held
+    order = _order(kept, share, shuffle=True)
+
+    def rest(epoch: int, done: int) -> tf.data.Dataset:
+        return _part(train, replace(order, epoch=epoch, done=done))
+
     return DataSource(
-        train=_part(train, kept, share, shuffle=True),
-        validation=_part(held_samples, held, share, shuffle=False) if len(held) else None,
-        test=_part(test, np.arange(test.count), share, shuffle=False) if test and test.count else None,
+        train=_part(train, order),
+        validation=_part(held_samples, _order(held, share)) if len(held) else None,
+        test=_part(test, _order(np.arange(test.count), share)) if test and test.count else None,
         train_count=len(kept),
         validation_count=len(held),
         test_count=test.count if test else 0,
         num_classes=num_classes,
         description=description,
+        epochs=order,
+        rest=rest,
     )
 
 
@@ -104,6 +123,10 @@ def enough_for_all_ranks(count: int, share: Share, description: str) -> None:
         )
 
 
-def _part(samples: Samples, positions: Indices, share: Share, *, shuffle: bool) -> tf.data.Dataset:
-    order = EpochOrder(positions.astype(np.int64), share.seed, share.rank, share.size, shuffle)
-    return known_count(samples.read(order.dataset()), share_count(len(positions), share.rank, share.size))
+def _order(positions: Indices, share: Share, shuffle: bool = False) -> EpochOrder:
+    return EpochOrder(positions.astype(np.int64), share.seed, share.rank, share.size, shuffle)
+
+
+def _part(samples: Samples, order: EpochOrder) -> tf.data.Dataset:
+    positions = order.dataset()
+    return known_count(samples.read(positions), int(positions.cardinality()))

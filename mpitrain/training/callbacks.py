@@ -1,10 +1,10 @@
-"""What a Keras `fit` needs to be data-parallel, as one callback."""
+"""What a Keras `fit` needs to be data-parallel, as one callback; and by name the one that writes checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -23,7 +23,20 @@ from mpitrain.training.replicas import (
     verify_replicas,
 )
 
+if TYPE_CHECKING:
+    from mpitrain.training.checkpoint.callback import Checkpoint
+
+__all__ = ["Checkpoint", "DataParallel"]
 ATTRIBUTE = "_mpitrain_hook"
+
+
+def __getattr__(name: str) -> Any:
+    """The callback `Checkpoint`, from a module that needs this one."""
+    if name != "Checkpoint":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpitrain.training.checkpoint.callback import Checkpoint
+
+    return Checkpoint
 
 
 class DataParallel(keras.callbacks.Callback):
@@ -50,7 +63,16 @@ class DataParallel(keras.callbacks.Callback):
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
         self._unverified = False
+        self._spare: Any = None
         self._hook: _ModelHook | None = None
+
+    def begin_without_data(self, dataset: Any) -> None:
+        """Local: the next epoch has fewer samples than there are ranks, and `dataset` may be empty on this one.
+
+        A rank without data takes part in updates that it has traced; so it makes a step without data. All ranks call
+        this, since not all will come to the end of a first step.
+        """
+        self._spare = dataset
 
     def set_model(self, model: Any) -> None:
         """Local: hook the optimizer and the model's steps, before Keras traces them."""
@@ -67,6 +89,17 @@ class DataParallel(keras.callbacks.Callback):
             self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
             self._hook.active += 1
             _start_alike(self.model, self._world)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Collective where ranks may have no data at all: trace the update."""
+        if self._spare is not None and self._hook is not None:
+            dataset, self._spare, self._unverified = self._spare, None, False
+            if not int(dataset.cardinality()):
+                counters = [(counter, counter.numpy()) for counter in _step_counters(self.model.optimizer)]
+                with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                    self.model.train_function(iter(dataset))
+                for counter, number in counters:  # see _end_epoch_alike
+                    counter.assign(number)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again."""
@@ -113,7 +146,7 @@ class DataParallel(keras.callbacks.Callback):
         hook = hook_of(optimizer)
         counters = []
         if hook is not None and not hook.accumulation_steps:
-            counters = [o._iterations for o in (optimizer, getattr(optimizer, "inner_optimizer", None)) if o]
+            counters = _step_counters(optimizer)
         self._world.agreement.call("end of an epoch")
         numbers = np.array([self.model.stop_training, *[c.numpy() for c in counters]], np.int64)
         self._world.communicator.all_reduce(numbers, "max")
@@ -127,6 +160,7 @@ class _ModelHook:
 
     Attributes:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
+        synchronized: variables are those of rank 0 already.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
@@ -134,7 +168,7 @@ class _ModelHook:
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
-        self._synchronized = False
+        self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._train_step: Callable[[Any], Any] = model.train_step
         self._own_train_step = self._train_step
@@ -144,7 +178,7 @@ class _ModelHook:
         """Local: at the first use, and after each new `compile`: cut a compiled step at the exchange."""
         model = self._model
         if model.jit_compile or model.optimizer is not self._optimizer:
-            self._synchronized, self._train_step = False, self._own_train_step
+            self.synchronized, self._train_step = False, self._own_train_step
             model.train_function = model.test_function = None
         self._optimizer = model.optimizer
         if model.jit_compile:
@@ -170,8 +204,8 @@ class _ModelHook:
 
     def train_step(self, data: Any) -> Any:
         """Collective: the model's training step, its gradients weighted by the samples of `data`."""
-        if not self._synchronized:
-            self._synchronized = True
+        if not self.synchronized:
+            self.synchronized = True
             _synchronize_before_trace(self._model, data, self._exchange.world)
         first = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
         with sample_count(tf.shape(first)[0]):
@@ -216,6 +250,12 @@ def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, An
     logs |= _mean_logs(logs, world)
     logs |= {name: float(value) for name, value in hook.global_result().items() if name in logs}
     return logs if as_dictionary else model._flatten_metrics_in_order(logs)
+
+
+def begun_alike(model: Any) -> None:
+    """Local: variables have the values of a checkpoint on all ranks; the first step leaves them so."""
+    if ATTRIBUTE in model.__dict__:
+        model.__dict__[ATTRIBUTE].synchronized = True
 
 
 def average_batch_statistics(model: Any, world: World) -> None:
@@ -292,6 +332,10 @@ def _state(model: Any) -> list[Any]:
         found += replicated_state(model.optimizer) if started else model.optimizer.variables
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return list({id(v): v for v in found if id(v) not in metrics}.values())
+
+
+def _step_counters(optimizer: Any) -> list[Any]:
+    return [one._iterations for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
 
 
 def _statistics(model: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from mpitrain.config import TrainConfig
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.training import models
+from mpitrain.training.checkpoint.options import Options
 from mpitrain.training.objective import check_fits
 from mpitrain.training.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer
 
@@ -54,10 +56,24 @@ def prepare(config: TrainConfig, world: World) -> Job:
         batch_size=config.batch_size,
         epochs=config.epochs,
         callbacks=[cosine_decay(rate, config.epochs)] if config.lr_decay == "cosine" else [],
+        checkpoints=_checkpoints(config),
         verify_replicas=config.verify_replicas,
         world=world,
     )
     return Job(source, model, optimizer, trainer)
+
+
+def _checkpoints(config: TrainConfig) -> Options | None:
+    if config.checkpoint_dir is None:
+        return None
+    return Options(
+        Path(config.checkpoint_dir).expanduser().absolute(),
+        config.checkpoint_every,
+        config.checkpoint_keep,
+        config.checkpoint_best,
+        config.resume,
+        config.grace,
+    )
 
 
 def _load(config: TrainConfig, world: World) -> DataSource:

@@ -86,6 +86,7 @@ class _Hook:
 
     Attributes:
         accumulation_steps: steps of which one exchange takes the mean; 0 when every step exchanges.
+        accumulated_samples: where gradients are accumulated, of how many samples.
         captured: while a list, `apply` only notes the gradients there (see `compiled`).
         compiled_update: applies means where the step is compiled, so that a rank without data does it
             with the same bits.
@@ -110,7 +111,7 @@ class _Hook:
             self.accumulation_steps = 0
         if self.accumulation_steps:
             with tf.init_scope(), tf.device("CPU:0"):
-                self._accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+                self.accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def install(self) -> None:
         optimizer = self.optimizer
@@ -157,7 +158,7 @@ class _Hook:
         # After a gradient: at the end of data Keras may run a step without any, in which what depends on
         # constants alone is still counted.
         with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
-            self._accumulated_samples.assign_add(samples)
+            self.accumulated_samples.assign_add(samples)
         sums = [None if g is None else tf.convert_to_tensor(g) * tf.cast(samples, g.dtype) for g in grads]
         self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         self._register(sums, variables)
@@ -173,13 +174,13 @@ class _Hook:
         Args:
             grads: sums over this rank's samples, divided by the number of micro-batches, as Keras does.
         """
-        samples = self._accumulated_samples.read_value()
+        samples = self.accumulated_samples.read_value()
         factor = tf.math.divide_no_nan(tf.cast(self.accumulation_steps, tf.float64), samples)
         own = [g * tf.cast(factor, g.dtype) for g in grads]
         variables = self._variables
         with sample_count(samples):
             means = self.exchange.mean(own, variables, self._title, lambda: self._synchronize(variables))
-        self._accumulated_samples.assign(0.0)
+        self.accumulated_samples.assign(0.0)
         return means
 
     def _synchronize(self, variables: Sequence[Any]) -> bool:
@@ -222,7 +223,7 @@ class _Hook:
             update()
 
         def samples() -> float:
-            return float(self._accumulated_samples.numpy()) if self.accumulation_steps else 0.0
+            return float(self.accumulated_samples.numpy()) if self.accumulation_steps else 0.0
 
         empty = EmptyUpdate(catch_up, samples)
         self._empty_updates.append(empty)

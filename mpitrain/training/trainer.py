@@ -22,6 +22,9 @@ from mpitrain.observe.progress import ProgressDisplay
 from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.checkpoint.callback import Checkpoint
+from mpitrain.training.checkpoint.continued import ContinuedCallbacks
+from mpitrain.training.checkpoint.options import Dealt, Options, Position
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
 from mpitrain.training.output import MODEL_NAME, save_model, save_summary
@@ -85,6 +88,7 @@ class Trainer:
         batch_size: of each rank.
         epochs: passes over the training samples.
         callbacks: Keras callbacks, called on every rank with the numbers of all ranks.
+        checkpoints: where the run is saved while it goes on, and from where it goes on; nowhere by default.
         verify_replicas: see `callbacks.DataParallel`.
         progress: show progress on rank 0.
         world: the job; the current one by default.
@@ -100,6 +104,7 @@ class Trainer:
         batch_size: int = 32,
         epochs: int = 1,
         callbacks: Sequence[Any] = (),
+        checkpoints: Options | None = None,
         verify_replicas: int = 1,
         progress: bool = True,
         world: World | None = None,
@@ -108,7 +113,7 @@ class Trainer:
         self.model = model
         self._optimizer, self._loss, self._metrics = optimizer, loss, metrics
         self._batch_size, self._epochs = batch_size, epochs
-        self._callbacks = list(callbacks)
+        self._callbacks, self._checkpoints = list(callbacks), checkpoints
         self._verify_replicas, self._progress = verify_replicas, progress
 
     def fit(self, source: DataSource, output: Path | str | None = None) -> Summary:
@@ -125,9 +130,12 @@ class Trainer:
         world = self.world
         together(world.communicator, world.hosts, lambda: self._compile(source))
         parallel = DataParallel(self._verify_replicas, world=world)
-        history, times = self._train(source, parallel)
+        checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
+        history, times = self._train(source, parallel, checkpoint)
         results, evaluated_on = self._evaluate(source, parallel, history)
-        samples = source.train_count * len(next(iter(history.values()), []))
+        begin = Position() if checkpoint is None else checkpoint.position
+        epochs = len(next(iter(history.values()), [])) - begin.epoch
+        samples = source.train_count * epochs - begin.samples
         summary = Summary(history, evaluated_on, results, samples, times, None)
         return summary if output is None else self._save(summary, Path(output))
 
@@ -139,7 +147,26 @@ class Trainer:
         metrics = chosen.metrics if chosen is not None and self._metrics is None else self._metrics
         self.model.compile(optimizer=self._optimizer, loss=loss, metrics=metrics)
 
-    def _train(self, source: DataSource, parallel: DataParallel) -> tuple[dict[str, list[float]], Times]:
+    def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
+        """Collective: what writes checkpoints, and knows where this run begins."""
+        dealt = None
+        if source.epochs is not None:
+            dealt = Dealt(source.train_count, self._batch_size * self.world.size, source.epochs.seed)
+        return Checkpoint(
+            options.directory,
+            options.every,
+            keep=options.keep,
+            best=options.best,
+            resume=options.resume,
+            grace_seconds=options.grace_seconds,
+            callbacks=self._callbacks,
+            world=self.world,
+            dealt=dealt,
+        )
+
+    def _train(
+        self, source: DataSource, parallel: DataParallel, checkpoint: Checkpoint | None
+    ) -> tuple[dict[str, list[float]], Times]:
         world = self.world
         exchange = exchange_of(world)
         display = None
@@ -150,16 +177,11 @@ class Trainer:
         exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
-            history = self.model.fit(
-                self._batches(source.train),
-                validation_data=self._batches(source.validation),
-                epochs=self._epochs,
-                callbacks=[parallel, report, *self._callbacks],
-                shuffle=False,  # the source does
-                verbose=0,
-            ).history
+            history = self._fit(source, parallel, [report, *self._callbacks], checkpoint)
         finally:
             report.close()
+            if checkpoint is not None:
+                checkpoint.close()
         own = (
             time.perf_counter() - began,
             exchange.statistics.exchange - exchanging,
@@ -168,6 +190,44 @@ class Trainer:
         everyone = world.communicator.all_gather_obj(own)
         means = [sum(column) / len(everyone) for column in zip(*everyone, strict=True)]
         return {name: [float(v) for v in values] for name, values in history.items()}, Times(*means)
+
+    def _fit(
+        self, source: DataSource, parallel: DataParallel, callbacks: list[Any], checkpoint: Checkpoint | None
+    ) -> dict[str, list[float]]:
+        """Collective: train from where the run is to the last epoch; the numbers of all epochs."""
+        epochs, order, callbacks = self._epochs, source.epochs, [parallel, *callbacks]
+        train, position = self._batches(source.train), Position()
+        if order is not None:
+
+            def begin(epoch: int, logs: Any = None) -> None:
+                order.epoch = epoch
+
+            callbacks = [*callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=begin)]
+        if checkpoint is not None:
+            position = checkpoint.position
+            callbacks = [*callbacks, checkpoint]
+            epochs = position.epoch if checkpoint.finished else epochs
+        every = ContinuedCallbacks(callbacks, self.model, self._epochs, _cardinality(train))
+        arguments = {
+            "validation_data": self._batches(source.validation),
+            "callbacks": every,
+            "shuffle": False,  # the source does
+            "verbose": 0,
+        }
+        first = position.epoch
+        if position.samples and source.rest is not None:
+            first += 1
+            rest = self._batches(source.rest(position.epoch, position.samples))
+            if source.train_count - position.samples < self.world.size:
+                parallel.begin_without_data(rest)
+            with every.rest_of_epoch(position.step):
+                self.model.fit(rest, initial_epoch=position.epoch, epochs=first, **arguments)
+            if self.model.stop_training:
+                epochs = first
+        found: dict[str, list[float]] = self.model.fit(
+            train, initial_epoch=first, epochs=max(first, epochs), **arguments
+        ).history
+        return found
 
     def _columns(self) -> int | None:
         """Width of the user's terminal; 0 for none, None where no launcher stands between."""

@@ -17,7 +17,7 @@ import pytest
 
 import mpitrain
 from tests.launch.conftest import Mpirun
-from tests.launch.hosts import NETWORK, Hosts, missing, several
+from tests.launch.hosts import NETWORK, Hosts
 
 DOCTOR = (sys.executable, "-m", "mpitrain", "doctor")
 TIMEOUT_SECONDS = 100.0  # the command itself promises a minute
@@ -29,15 +29,6 @@ HYDRA = "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.2.1'\n"
 SHIFTED = "import time\n_true = time.time\ntime.time = lambda: _true() - 60\n"
 # Runs the environment's Python under its own name, but for what stands before it.
 INTERPRETER = '#!/bin/bash\n{before}exec -a {name} {real} "$@"\n'
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with several(3, tmp_path_factory.mktemp("hosts")) as running:
-        yield running
 
 
 def on(

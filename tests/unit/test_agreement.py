@@ -18,8 +18,10 @@ def test_samples_of_all_ranks(size: int) -> None:
     def body(communicator: simulated.SimulatedCommunicator) -> list[float]:
         own = agreement(communicator)
         own.report = (communicator.rank, 0.0, 0.0)
+        own.request = 1 << communicator.rank
         agreed = own.call("update", samples=10.0 * communicator.rank)
         assert agreed.reports[:, 0].tolist() == list(range(size))
+        assert agreed.requests.tolist() == [1 << rank for rank in range(size)]
         assert agreed.active.all()
         return agreed.samples.tolist()
 

@@ -28,9 +28,10 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path) -> None:
     values: dict[str, str] = {}
     for name, rule in rules().items():
         if rule.kind is str:
-            values[name] = f'"{rule.choices[-1] if rule.choices else "64x32"}"'
+            text = rule.choices[-1] if rule.choices else {"checkpoint_every": "5steps"}.get(name, "64x32")
+            values[name] = f'"{text}"'
         else:
-            values[name] = {int: "3", float: "0.5", bool: "true"}[rule.kind]
+            values[name] = {int: "4", float: "0.5", bool: "true"}[rule.kind]
     path = tmp_path / "job.toml"
     path.write_text("".join(f"{name.replace('_', '-')} = {value}\n" for name, value in values.items()))
     config = merge({}, read_file(path), str(path))
@@ -68,6 +69,9 @@ def test_settings_of_the_default_job_only() -> None:
         ({"seed": "-1"}, "--seed is -1: it must be at least 0"),
         ({"image_size": "big"}, "--image-size is 'big': write it as in 224x224"),
         ({"image_size": "0x10"}, "--image-size is '0x10': write it as in 224x224"),
+        ({"checkpoint_every": "often"}, "--checkpoint-every is 'often': write it epoch, or as in 500steps or 10min"),
+        ({"checkpoint_keep": "0"}, "--checkpoint-keep is 0: it must be at least 1"),
+        ({"grace": "0"}, "--grace is 0.0: it must be above 0"),
         ({"output": ""}, "--output is empty: leave it out, or give a value"),
         ({"classes": "1"}, "--classes is 1: it must be at least 2"),
         ({"verify_replicas": "-1"}, "--verify-replicas is -1: it must be at least 0"),

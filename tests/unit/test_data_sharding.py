@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpitrain.data.sharding import EpochOrder, hold_out, shard, share_count, shuffled
+from mpitrain.data.sharding import EpochOrder, EpochSeeds, hold_out, shard, share_count, shuffled
 from mpitrain.errors import DataError
 
 SIZES = [1, 2, 3, 7]
@@ -51,19 +51,19 @@ def test_order_does_not_depend_on_the_global_seed() -> None:
     def epochs(global_seed: int) -> list[list[int]]:
         tf.random.set_seed(global_seed)
         numbered = EpochOrder(np.arange(50), 1).dataset()
-        stream = shuffled(tf.data.Dataset.range(50), 20, 1)
+        stream = shuffled(tf.data.Dataset.range(50), 20, EpochSeeds(1))
         return [list(dataset.as_numpy_iterator()) for dataset in (numbered, stream, numbered, stream)]
 
     assert epochs(1) == epochs(2)
 
 
 def test_streams_are_reshuffled_each_epoch() -> None:
-    stream = shuffled(tf.data.Dataset.range(50), 50, 1)
+    stream = shuffled(tf.data.Dataset.range(50), 50, EpochSeeds(1))
     first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
     assert first != second
     assert first != sorted(first)
     assert sorted(first) == sorted(second) == list(range(50))
-    assert list(shuffled(tf.data.Dataset.range(50), 50, 2).as_numpy_iterator()) != first
+    assert list(shuffled(tf.data.Dataset.range(50), 50, EpochSeeds(2)).as_numpy_iterator()) != first
 
 
 def test_resumes_at_an_epoch() -> None:
@@ -72,6 +72,22 @@ def test_resumes_at_an_epoch() -> None:
     epochs = [list(dataset.as_numpy_iterator()) for _ in range(3)]
     order.epoch = 1
     assert list(dataset.as_numpy_iterator()) == epochs[1]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size_after", SIZES)
+def test_the_rest_of_an_epoch_continues_its_order(size: int, size_after: int) -> None:
+    positions, batch, steps = np.arange(100, 153), 3, 2
+    done = steps * batch * size
+    before = [EpochOrder(positions, 3, rank, size).of_epoch(4)[: steps * batch] for rank in range(size)]
+    after = [EpochOrder(positions, 3, rank, size_after, epoch=4, done=done) for rank in range(size_after)]
+    rest = [list(order.dataset().as_numpy_iterator()) for order in after]
+    whole = EpochOrder(positions, 3).of_epoch(4)
+    assert sorted(chain(*before)) == sorted(whole[:done])
+    assert [share for share in rest if share] == [
+        whole[done + rank :: size_after].tolist() for rank in range(size_after) if len(whole[done + rank :: size_after])
+    ]
+    assert sorted([*chain(*before), *chain(*rest)]) == positions.tolist()
 
 
 def test_repeat_goes_on_to_the_next_epochs() -> None:

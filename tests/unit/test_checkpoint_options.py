@@ -1,0 +1,135 @@
+"""When checkpoints are due, where a run goes on, and what a stopped job ends with. No TensorFlow."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpitrain.comm import simulated
+from mpitrain.errors import AgreedError, UsageError
+from mpitrain.training.checkpoint.files import ARRAYS, Snapshot
+from mpitrain.training.checkpoint.leaving import exit_code, where_from
+from mpitrain.training.checkpoint.options import Dealt, Options, Position
+from mpitrain.training.checkpoint.resumption import Resumption, position_among, resumption
+from mpitrain.training.checkpoint.store import Store
+
+HERE = Path("checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds"),
+    [
+        ("epoch", None, None),
+        ("1step", 1, None),
+        ("500steps", 500, None),
+        ("500 steps", 500, None),
+        ("30s", None, 30.0),
+        ("10min", None, 600.0),
+        ("2h", None, 7200.0),
+    ],
+)
+def test_every(every: str, steps: int | None, seconds: float | None) -> None:
+    options = Options(HERE, every)
+    assert (options.every_steps, options.every_seconds) == (steps, seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": "0steps"}, "a checkpoint every '0steps' is not understood: write epoch, or as in 500steps or 10min"),
+        ({"every": "often"}, "every 'often' is not understood"),
+        ({"keep": 0}, "0 checkpoints are to be kept: keep at least 1"),
+        ({"grace_seconds": 0.0}, "the time of grace is 0.0 s: give more than 0"),
+        ({"grace_seconds": float("nan")}, "the time of grace is nan s"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Options(HERE, **options)
+
+
+def resumed(position: Position, ranks: int, order: dict[str, int] | None) -> Resumption:
+    return Resumption("c/checkpoint-000001", {}, {"position": position.as_info(), "ranks": ranks, "order": order})
+
+
+ORDER = {"samples": 1000, "seed": 3}
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.integers(1, 16), st.integers(1, 16))
+def test_dealt_samples_go_on_where_they_were(step: int, before: int, after: int, batch: int, batch_after: int) -> None:
+    samples = min(step * before * batch, 1000)
+    position = Position(2, step, samples, 77)
+    found = position_among(resumed(position, before, ORDER), Dealt(1000, after * batch_after, 3), after, pytest.fail)
+    assert (found.epoch, found.samples, found.steps) == (2, samples, 77)
+    assert found.step == samples // (after * batch_after)
+
+
+@pytest.mark.parametrize("dealt", [Dealt(999, 10, 3), Dealt(1000, 10, 4)])
+def test_another_order_is_refused_in_mid_epoch_only(dealt: Dealt) -> None:
+    with pytest.raises(UsageError, match="in the middle of an epoch of 1000 samples with seed 3, but now there are"):
+        position_among(resumed(Position(1, 5, 50), 2, ORDER), dealt, 2, pytest.fail)
+    assert position_among(resumed(Position(1), 2, ORDER), dealt, 2, pytest.fail) == Position(1)
+
+
+@pytest.mark.parametrize(("ranks", "step", "left"), [(2, 6, 0), (4, 3, 0), (1, 12, 0), (5, 2, 2)])
+def test_without_an_order_the_same_share_is_passed_over(ranks: int, step: int, left: int) -> None:
+    said: list[str] = []
+    found = position_among(resumed(Position(1, 6, 0, 20), 2, None), None, ranks, said.append)
+    assert found == Position(1, step, 0, 20)
+    assert [f"up to {left} batches of this epoch are seen twice" in text for text in said] == [True] * bool(left)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_ranks_get_what_rank_0_chose(tmp_path: Path, size: int) -> None:
+    store = Store(tmp_path)
+    for number in range(3):
+        arrays = {"x": np.full((2, 3), number, np.float32), "n": np.asarray(number), "none": np.empty(0)}
+        store.write(Snapshot(arrays, {"number": number}))
+    (store.paths()[2] / ARRAYS).unlink()
+
+    def body(communicator: simulated.SimulatedCommunicator) -> tuple[Any, ...]:
+        # Other ranks may not see the directory.
+        own = store if communicator.rank == 0 else Store(Path("/nowhere"))
+        newest = resumption(Options(own.directory), own, communicator)
+        never = resumption(Options(own.directory, resume="never"), own, communicator)
+        first = resumption(Options(own.directory, resume=str(store.paths()[0])), own, communicator)
+        with pytest.raises(AgreedError, match="cannot be resumed from"):
+            resumption(Options(own.directory, resume=str(tmp_path / "none")), own, communicator)
+        assert newest is not None
+        assert first is not None
+        assert newest.arrays["x"].tolist() == [[1.0] * 3] * 2
+        assert (int(newest.arrays["n"]), newest.arrays["none"].size) == (1, 0)
+        return newest.info["number"], never, first.info["number"]
+
+    assert simulated.run(size, body) == [(1, None, 0)] * size
+
+
+def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new")
+    assert simulated.run(2, lambda c: resumption(Options(store.directory), store, c)) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("number", "saved", "code"),
+    [
+        (signal.SIGTERM, True, 85),
+        (signal.SIGUSR1, True, 85),
+        (signal.SIGINT, True, 130),
+        (signal.SIGTERM, False, 143),
+        (signal.SIGUSR1, False, 138),
+    ],
+)
+def test_exit_codes(number: int, saved: bool, code: int) -> None:
+    assert exit_code(number, saved) == code
+
+
+def test_where_signals_came_from() -> None:
+    numbers = [0, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]
+    hosts = ["a", "a", "b", "b"]
+    assert where_from(numbers, hosts) == "SIGUSR1 came to rank 2 (b), SIGTERM came to ranks 1, 3 (a, b)"

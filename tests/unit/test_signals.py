@@ -1,0 +1,81 @@
+"""A signal is noticed at once, and handlers are put back."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mpitrain.runtime.signals import STOPPING, StopSignals
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_becomes_a_request_and_then_an_end(number: int) -> None:
+    before = [signal.getsignal(other) for other in STOPPING]
+    seen: queue.Queue[int] = queue.Queue()
+    late: queue.Queue[int] = queue.Queue()
+    signals = StopSignals(0.3, seen.put, late.put)
+    assert signals.install()
+    assert not signals.install()
+    try:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        assert seen.get(timeout=10) == number
+        assert late.empty()
+    finally:
+        signals.remove()
+    assert [signal.getsignal(other) for other in STOPPING] == before
+    assert late.get(timeout=10) == number
+    assert seen.empty()
+
+
+def test_a_second_interrupt_a_second_later_does_not_wait() -> None:
+    signals = StopSignals(60, lambda number: None, lambda number: None)
+    signals.install()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signals.remove()
+
+
+def test_other_threads_cannot_listen() -> None:
+    answers = list[bool]()
+    thread = threading.Thread(target=lambda: answers.append(StopSignals(1, print, print).install()))
+    thread.start()
+    thread.join()
+    assert answers == [False]
+
+
+BUSY = """
+import hashlib, os, signal
+from mpitrain.runtime.signals import StopSignals
+def request(number):
+    print("request", flush=True)
+def late(number):
+    os._exit(7)
+signals = StopSignals(0.5, request, late)
+signals.install()
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # a long call of C, during which no Python handler runs
+"""
+
+
+def test_is_noticed_in_the_middle_of_a_long_call() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.stdout.readline() == "request\n"
+            assert process.wait(30) == 7
+        finally:
+            process.kill()
