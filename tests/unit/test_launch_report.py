@@ -129,5 +129,19 @@ def test_verdicts(given_: Outcome, code: int, words: str) -> None:
     assert (words in " ".join(said)) if words else (said == [])
 
 
+@pytest.mark.parametrize(
+    ("events", "graceful"),
+    [
+        ([], False),
+        (["met"], False),
+        (["graceful"], True),
+        (["graceful", "ordinary", "finished"], False),
+        (["graceful", "ordinary", "graceful"], True),
+    ],
+)
+def test_whether_ranks_end_by_themselves(events: list[str], graceful: bool) -> None:
+    assert Listener(SECRET, [Mark(event, 0, "a") for event in events]).is_graceful == graceful
+
+
 def test_lost_hosts_are_named_once() -> None:
     assert lost_hosts(outcome(0, MET, tail=PRRTE * 2, ssh_codes={"node1": 255}, lost={"node1"})) == ["node1"]
