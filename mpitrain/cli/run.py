@@ -18,7 +18,7 @@ from mpitrain.launch import allocation, dialect
 from mpitrain.launch.agent import Agent
 from mpitrain.launch.commands import Command
 from mpitrain.launch.dialect import Mpi
-from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command, reached_by_ssh
+from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
 from mpitrain.launch.report import OUTPUT_VARIABLE, RUN_VARIABLE
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, from_environment
@@ -103,16 +103,17 @@ def run(arguments: argparse.Namespace) -> int:
     secret = secrets.token_hex(8)
     job = _job(arguments, {} if arguments.dry_run else {RUN_VARIABLE: secret})
     ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
+    by_ssh = job.uses_ssh(os.environ)
     if arguments.dry_run:
-        print(_shown(job.command(os.environ, " ".join(ssh.program) if job.uses_ssh else None)))
+        print(_shown(job.command(os.environ, " ".join(ssh.program) if by_ssh else None)))
         return 0
     with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(Agent(ssh)) if job.uses_ssh else None
+        agent = stack.enter_context(Agent(ssh)) if by_ssh else None
         command = job.command(os.environ, str(agent.path) if agent else None)
         _tell(job, _shown(command) if arguments.verbose else None)
         plan = Plan(
             command.argv,
-            command.environ(dialect.without_rank(os.environ)),
+            command.environ(dialect.beside(job.mpirun, dialect.without_rank(os.environ))),
             secret,
             job.launcher,
             job.is_ours,
@@ -141,6 +142,7 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         asked = batch.ranks
     ranks, crowded = count_ranks(asked, hosts, physical_cores(), arguments.oversubscribe)
     mpirun = dialect.find_mpirun(os.environ, arguments.mpirun)
+    environ = dialect.beside(mpirun, os.environ)
     command = rank_command(arguments.rest)
     mpi = _mpi(mpirun, command)
     srun = choose_srun(arguments.launcher, batch, mpi, os.environ)
@@ -155,13 +157,12 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         arguments.bind_to,
         crowded,
         check_root(mpi, arguments.allow_run_as_root, srun),
-        {**forwarded(os.environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
+        {**forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
         tuple((arguments.network_interfaces or "").replace(",", " ").split()),
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),
     )
-    uses_ssh = bool(hosts) and srun is None and reached_by_ssh(mpi, batch, os.environ)
-    return Job(request, mpi, mpirun, batch, srun, uses_ssh)
+    return Job(request, mpi, mpirun, batch, srun)
 
 
 def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:

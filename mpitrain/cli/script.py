@@ -62,8 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         AgreedError: on every rank, for what the user can mend.
     """
     threads = (arguments.intra_threads, arguments.inter_threads)
+    # Scripts for Horovod take the GPU of their local rank themselves.
+    device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
     world = init(
-        device=arguments.device,
+        device=device,
         gpu_memory=arguments.gpu_memory,
         share_gpus=arguments.share_gpus,
         threads=None if threads == (None, None) else threads,

@@ -86,6 +86,17 @@ class MpiCommunicator:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
 
+    @property
+    def thread_level(self) -> str:
+        """What MPI lets threads do: `single`, `funneled`, `serialized` or `multiple`."""
+        levels = {
+            self._mpi.THREAD_SINGLE: "single",
+            self._mpi.THREAD_FUNNELED: "funneled",
+            self._mpi.THREAD_SERIALIZED: "serialized",
+            self._mpi.THREAD_MULTIPLE: "multiple",
+        }
+        return levels[self._mpi.Query_thread()]
+
     def topology(self) -> Topology:
         """Collective: where each rank is, from MPI's shared-memory domains."""
         node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)

@@ -116,7 +116,7 @@ def init(
     Calling it again returns the same World.
 
     Args:
-        device: `auto` (a GPU where there is one), `cpu` or `gpu`.
+        device: `auto` (a GPU where there is one), `cpu`, `gpu`, or `all`: the program chooses among those visible.
         gpu_memory: `growth`, a fraction such as `0.5`, or MiB such as `4096`.
         share_gpus: let several ranks use one GPU.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
@@ -127,7 +127,7 @@ def init(
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
-    asked = device != "auto" or gpu_memory is not None or share_gpus or threads is not None
+    asked = device not in ("auto", "all") or gpu_memory is not None or share_gpus or threads is not None
     if asked and gpus.devices_fixed():
         raise TooLateError(
             "mpitrain.init(device=..., gpu_memory=..., threads=...) came after TensorFlow had looked at "

@@ -53,7 +53,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def _job(comm: Any) -> World:
     """Collective: the ranks that `comm` names."""
-    everyone = worlds.init()
+    everyone = worlds.init(device="all")  # scripts take the GPU of their local rank themselves
     if comm is None or (isinstance(comm, Iterable) and not list(comm)):
         return everyone
     ranks = sorted(comm) if isinstance(comm, Iterable) else groups.ranks_of(everyone, comm)

@@ -86,7 +86,9 @@ def _open_mpi_4(request: Request, mpirun: str, agent: str | None) -> Command:
     argv += ["--oversubscribe"] * request.oversubscribe + ["--tag-output"] * request.tag_output
     environment = {"OMPI_MCA_oob_tcp_if_include": ",".join(request.interfaces)} if request.interfaces else {}
     defaults = {f"OMPI_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in KEEPALIVE_SECONDS.items()}
-    environment |= {"OMPI_MCA_plm_rsh_agent": agent, "OMPI_MCA_plm_rsh_no_tree_spawn": "1"} if agent else {}
+    # Its daemons look for the agent too, on their hosts, and end without one (seen: 4.1.4): there they find their own.
+    agents = {"OMPI_MCA_plm_rsh_agent": f"{agent} : ssh : rsh", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
+    environment |= agents if agent else {}
     return _open_mpi(request, argv, environment, defaults)
 
 
@@ -103,7 +105,7 @@ def _open_mpi(request: Request, argv: list[str], environment: dict[str, str], de
     for name in _names(request):
         # Those of Open MPI's own settings reach the ranks by themselves.
         argv += [] if name.startswith(("OMPI_MCA_", "PMIX_MCA_")) else ["-x", name]
-    environment |= request.environment
+    environment = {**request.environment, **environment}
     return Command((*argv, *request.extra, *request.command), environment, defaults, bool(request.hosts))
 
 
@@ -219,4 +221,4 @@ def build_srun(request: Request, mpi: Mpi, plugin: str, environ: Mapping[str, st
     # Slurm tells the ranks to prove who they are by munge or else natively. The PMIx of a wheel knows no munge, and
     # would say so many times.
     proof = ("env", "PMIX_SECURITY_MODE=native") if mpi.is_open_mpi else ()
-    return Command((*argv, *request.extra, *proof, *request.command), {**forced, **request.environment}, {}, True)
+    return Command((*argv, *request.extra, *proof, *request.command), {**request.environment, **forced}, {}, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from mpitrain.errors import LauncherError
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
 # In the order in which they are tried: what `mpirun --version` and MPI_Get_library_version say.
 _SIGNS = (
-    (OPEN_MPI, re.compile(r"\(Open MPI\)\s*v?([\d.]+)|Open MPI v([\d.]+)|Open MPI|PRRTE")),
+    (OPEN_MPI, re.compile(r"\((?:Open MPI|OpenRTE)\)\s*v?([\d.]+)|Open MPI v([\d.]+)|Open MPI|PRRTE")),
     (
         INTEL_MPI,
         re.compile(r"Intel\(R\) MPI Library.*?Version\s+([\d.]+)|Intel\(R\) MPI Library\D*([\d.]+)", re.DOTALL),
@@ -94,13 +95,19 @@ def find_mpirun(environ: Mapping[str, str], given: str | None = None) -> str:
     return path
 
 
+def beside(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables with a PATH that has the programs beside mpirun, some of which start each other by name."""
+    directory, path = str(Path(mpirun).parent), environ.get("PATH", os.defpath)
+    return {**environ} if directory in path.split(os.pathsep) else {**environ, "PATH": f"{directory}{os.pathsep}{path}"}
+
+
 def launcher_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
     """Local: the MPI that an mpirun belongs to, by its `--version`.
 
     Raises:
         LauncherError: it does not answer, or is of an MPI unknown here.
     """
-    text = _answer([mpirun, "--version"], environ)
+    text = _answer([mpirun, "--version"], beside(mpirun, environ))
     found = recognise(text)
     if found is None:
         raise LauncherError(

@@ -49,7 +49,6 @@ class Job:
         mpirun: its path.
         allocation: of a batch system, if there is one.
         srun: if it starts the ranks in place of mpirun.
-        uses_ssh: other hosts are reached by ssh.
     """
 
     request: Request
@@ -57,7 +56,6 @@ class Job:
     mpirun: str
     allocation: Allocation | None = None
     srun: Srun | None = None
-    uses_ssh: bool = False
 
     @property
     def launcher(self) -> str:
@@ -68,6 +66,10 @@ class Job:
     def is_ours(self) -> bool:
         """The ranks run mpitrain, and not a program of another kind."""
         return self.request.command[: len(OURS)] == OURS
+
+    def uses_ssh(self, environ: Mapping[str, str]) -> bool:
+        """Whether other hosts are reached by ssh, given the variables here."""
+        return bool(self.request.hosts) and self.srun is None and reached_by_ssh(self.mpi, self.allocation, environ)
 
     def command(self, environ: Mapping[str, str], agent: str | None) -> Command:
         """The command line, and its variables.

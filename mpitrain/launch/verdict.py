@@ -19,8 +19,8 @@ NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
 def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> tuple[int, list[str]]:
     """The exit code of the job, and sentences for the user.
 
-    The launcher's exit code stands if it tells of a failure. If it is 0, the job has succeeded only if rank 0 said
-    so, where ranks have told anything at all (programs that do not use mpitrain tell nothing).
+    The launcher's exit code stands if it tells of a failure. If it is 0 and several hosts took part, the job has
+    succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell nothing).
 
     Args:
         outcome: from the supervisor.
@@ -33,7 +33,8 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
         return outcome.code or 1, said
     if outcome.signals and outcome.code == 0 and not outcome.finished:
         return 128 + outcome.signals[-1], said
-    if outcome.code == 0 and not outcome.finished and (outcome.listener.marks or said):
+    hosts = set(outcome.listener.ranks("begun").values()) | {host.name for host in request.hosts}
+    if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and len(hosts) > 1)):
         said.append(
             "the job has failed, although its launcher ended with exit code 0: rank 0 did not come to its end. "
             "A host or a connection may have been lost; what was printed last, and the hosts' logs, may tell"

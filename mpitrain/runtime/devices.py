@@ -127,7 +127,8 @@ def assign(
     Args:
         visible: what this rank sees.
         topology: its place.
-        device: `cpu`, `gpu` (an error where there is none), or `auto` (a GPU if there is one).
+        device: `cpu`, `gpu` (an error where there is none), `auto` (a GPU if there is one), or `all`: nothing is
+            narrowed, because the program chooses by itself.
         share: let several ranks use one device; each then takes its part of the memory.
         memory: `growth`, a fraction of the device's memory (at most 1), or MiB; see `parse_memory`.
         neighbours: what each rank of this host sees, by local rank, this one included. Without it all
@@ -138,8 +139,10 @@ def assign(
         DeviceError: no device where one is required, several ranks for one device, or a bad argument.
     """
     limit = parse_memory(memory)
-    if device not in ("auto", "cpu", "gpu"):
-        raise DeviceError(f"device {device!r}: expected auto, cpu or gpu")
+    if device not in ("auto", "cpu", "gpu", "all"):
+        raise DeviceError(f"device {device!r}: expected auto, cpu, gpu or all")
+    if device == "all":
+        return DevicePlan(description="what the program chooses")
     if device == "cpu":
         hidden = {} if visible.variable == "ZE_AFFINITY_MASK" else {visible.variable: HIDDEN}
         return DevicePlan(hidden, hide=True, description="CPU (as asked)")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.hosts import Hosts, missing, several
+
 # Set by a launcher for its ranks: left over, they would make a new job look like a part of an old one.
 LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
 TAG = "MPITRAIN_TEST_JOB"
@@ -164,3 +166,13 @@ def mpirun() -> Iterator[Mpirun]:
     for job in launcher.jobs:
         job.kill()
         job.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Three hosts on this machine, of one test file's own."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with several(3, tmp_path_factory.mktemp("hosts")) as running:
+        yield running

@@ -6,26 +6,17 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.launch.conftest import REPOSITORY, Finished, Mpirun
-from tests.launch.hosts import Hosts, missing, several
+from tests.launch.hosts import Hosts
 
 PROGRAM = str(Path(__file__).with_name("place_program.py"))
 WITHIN_SECONDS = 300
 pytestmark = pytest.mark.mpich
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    with several(3, tmp_path_factory.mktemp("hosts")) as made:
-        yield made
 
 
 @pytest.fixture

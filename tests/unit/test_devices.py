@@ -124,6 +124,12 @@ def test_no_device_changes_nothing(environ: dict[str, str]) -> None:
     assert environments(environ, (), 3) == [{}] * 3
 
 
+@pytest.mark.parametrize("environ", [{}, {CUDA: "4,5"}, {"SLURM_STEP_GPUS": "6,7"}])
+def test_a_program_that_chooses_sees_all(environ: dict[str, str]) -> None:
+    places = host(3)  # more ranks than GPUs: whether that is right is up to the program
+    assert [assign(visible(environ, found(8)), place, "all").environment for place in places] == [{}] * 3
+
+
 @pytest.mark.parametrize(
     ("environ", "detected", "reason"),
     [
@@ -235,7 +241,7 @@ def test_unused_are_told_on_every_rank(devices: str, ranks: int, unused: tuple[s
 
 
 def test_unknown_device() -> None:
-    with pytest.raises(DeviceError, match="'tpu': expected auto, cpu or gpu"):
+    with pytest.raises(DeviceError, match="'tpu': expected auto, cpu, gpu or all"):
         assign(visible({}, ()), host(1)[0], "tpu")
 
 

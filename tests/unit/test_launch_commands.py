@@ -70,7 +70,7 @@ def test_this_host_alone(mpi: Mpi, line: str, defaults: dict[str, str]) -> None:
         (
             OMPI4,
             "mpirun -np 6 --host a:4,b:2 --map-by slot --bind-to none -x PATH -x SEED",
-            {"OMPI_MCA_plm_rsh_agent": "/t/ssh", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"},
+            {"OMPI_MCA_plm_rsh_agent": "/t/ssh : ssh : rsh", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"},
         ),
         (
             HYDRA,
@@ -162,6 +162,11 @@ def test_networks_are_words_of_open_mpi_only() -> None:
 
 def test_what_the_user_has_set_wins_over_defaults_and_loses_to_options() -> None:
     command = build(ALL, OMPI5, "mpirun")
+    handed_on = {"OMPI_MCA_btl_tcp_if_include": "ib0", "OMPI_MCA_plm_rsh_agent": "/my/ssh"}
+    for mpi in (OMPI5, OMPI4):
+        found = build(dataclasses.replace(ALL, environment=handed_on), mpi, "mpirun", "/t/ssh").environment
+        assert found["OMPI_MCA_btl_tcp_if_include"] == "eth0"
+        assert found["OMPI_MCA_plm_rsh_agent"] == ("/my/ssh" if mpi.has_prrte else "/t/ssh : ssh : rsh")
     environ = command.environ({"OMPI_MCA_mpi_yield_when_idle": "0", "PRTE_MCA_prte_if_include": "ib0", "PATH": "/x"})
     assert environ["OMPI_MCA_mpi_yield_when_idle"] == "0"
     assert environ["PRTE_MCA_prte_if_include"] == "eth0"

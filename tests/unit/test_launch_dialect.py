@@ -25,6 +25,7 @@ INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.11 Build 20231005 (id:
     [
         (OPEN_MPI_5, Mpi(OPEN_MPI, (5, 0, 11))),
         (OPEN_MPI_4, Mpi(OPEN_MPI, (4, 1, 4))),
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n", Mpi(OPEN_MPI, (4, 1, 4))),
         ("prterun (PRRTE) 3.0.11\n", Mpi(OPEN_MPI)),
         (HYDRA, Mpi(MPICH, (5, 0, 2))),
         ("HYDRA build details:\n    Version:     4.2.3\n", Mpi(MPICH, (4, 2, 3))),
@@ -84,6 +85,14 @@ def test_of_the_mpirun_given(tmp_path: Path) -> None:
 def test_mpiruns_that_are_none(tmp_path: Path, lines: str, complaint: str) -> None:
     with pytest.raises(LauncherError, match=complaint):
         dialect.launcher_mpi(program(tmp_path / "mpirun", lines), {})
+
+
+def test_an_mpirun_that_starts_others_by_name(tmp_path: Path) -> None:
+    program(tmp_path / "mpiexec.hydra", f"echo '{INTEL.splitlines()[0]}'")
+    mpirun = program(tmp_path / "mpirun", 'mpiexec.hydra "$@"')
+    assert dialect.launcher_mpi(mpirun, {"PATH": "/usr/bin:/bin"}) == Mpi(INTEL_MPI, (2021, 11))
+    assert dialect.beside(mpirun, {"PATH": "/bin"})["PATH"] == f"{tmp_path}:/bin"
+    assert dialect.beside(mpirun, {"PATH": f"/bin:{tmp_path}"})["PATH"] == f"/bin:{tmp_path}"
 
 
 def test_no_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

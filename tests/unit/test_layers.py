@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
 # From top to bottom. Imports point down only; those in one row know nothing of each other.
 LAYERS = (
     ("cli",),
-    ("bench",),
+    ("bench", "doctor"),
     ("horovod",),
     ("training",),
     ("observe", "planning"),
@@ -29,7 +29,7 @@ LAYERS = (
     ("errors",),
 )
 DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}
-LIGHT = ("cli", "comm", "planning", "launch")
+LIGHT = ("cli", "comm", "planning", "launch", "doctor")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80

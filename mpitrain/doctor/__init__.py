@@ -1,0 +1,1 @@
+"""What would stop a job? Facts from every host, judged before anything is trained."""
