@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(HEARD_SECONDS)
         return _refuse(error, speak=first)
     except UsageError as error:
-        if launcher is not None:
+        if launcher is not None and launcher.size != 1:
             raise
         return _refuse(error, speak=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import secrets
 import shlex
@@ -34,6 +35,15 @@ USAGE = """mpitrain run -np N [options] [arguments of mpitrain]
        mpitrain run -np N [options] program [its arguments]"""
 EPILOG = "What comes after the first word that is no option of this command is for the ranks; so is what follows `--`."
 
+
+def seconds(text: str) -> float:
+    """Local: a time on the command line."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time: give seconds, above 0")
+    return value
+
+
 # Flags, and what argparse is told of each. Those of horovodrun have its names.
 OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("-np", "-n", "--num-proc"), {"type": int, "metavar": "N", "help": "ranks; default: one for each slot"}),
@@ -56,8 +66,8 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--ssh-connect-timeout",),
         {"type": int, "default": CONNECT_TIMEOUT_SECONDS, "metavar": "S", "help": "default 10 s"},
     ),
-    (("--start-timeout",), {"type": float, "default": 30.0, "metavar": "S", "help": "for the ranks to meet; 30 s"}),
-    (("--grace",), {"type": float, "default": 30.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 30 s"}),
+    (("--start-timeout",), {"type": seconds, "default": 30.0, "metavar": "S", "help": "for the ranks to meet; 30 s"}),
+    (("--grace",), {"type": seconds, "default": 40.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 40 s"}),
     (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),

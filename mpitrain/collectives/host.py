@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,12 @@ NEUTRAL: dict[str, Callable[[Any], Any]] = {
 
 
 def _form(array: Buffer, rows_differ: bool = False) -> str:
-    shape = ["*", *array.shape[1:]] if rows_differ else list(array.shape)
-    return f"{array.dtype.name}[{', '.join(map(str, shape))}]"
+    return _form_of(array.dtype, ("*", *array.shape[1:]) if rows_differ else array.shape)
+
+
+@functools.lru_cache(maxsize=1024)  # the name of a dtype alone takes numpy 10 us
+def _form_of(dtype: np.dtype[Any], shape: tuple[int | str, ...]) -> str:
+    return f"{dtype.name}[{', '.join(map(str, shape))}]"
 
 
 def _contiguous(array: Buffer) -> Buffer:

@@ -52,12 +52,12 @@ def all_reduce(
         MismatchError: ranks differ in operation, shape, dtype, factors or name.
     """
     group = world or current_world()
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _tensor(tensor)
     _check_op(op, tensor.dtype)
     how, label = host.Reduction(op, before, after, half), _label(name)
     call = _Call("all_reduce", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.all_reduce(group, array, how, label)])
-    result.set_shape(tensor.shape)
+    _set_shape(result, tensor.shape)
     return result
 
 
@@ -73,11 +73,11 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
         (sum of n, ...).
     """
     group = world or current_world()
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _tensor(tensor)
     label = _label(name)
     call = _Call("all_gather", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.all_gather(group, array, label)])
-    result.set_shape(_rows_shape(tensor))
+    _set_shape(result, _rows_shape(tensor))
     return result
 
 
@@ -85,11 +85,11 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: Wor
     """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks."""
     group = world or current_world()
     _check_root(root, group)
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _tensor(tensor)
     label = _label(name)
     call = _Call("broadcast", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.broadcast(group, array, root, label)])
-    result.set_shape(tensor.shape)
+    _set_shape(result, tensor.shape)
     return result
 
 
@@ -119,14 +119,14 @@ def reduce_scatter(
         ValueError: the tensor is a scalar, or `op` does not fit.
     """
     group = world or current_world()
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _tensor(tensor)
     _check_op(op, tensor.dtype)
     if tensor.shape.rank == 0:
         raise ValueError("reduce_scatter needs a tensor with a first axis, not a scalar")
     how, label = host.Reduction(op, before, after, half), _label(name)
     call = _Call("reduce_scatter", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, label)])
-    result.set_shape(_rows_shape(tensor))
+    _set_shape(result, _rows_shape(tensor))
     return result
 
 
@@ -148,15 +148,15 @@ def all_to_all(
         ValueError: `splits` does not add up.
     """
     group = world or current_world()
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _tensor(tensor)
     label = _label(name)
     inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
     call = _Call("all_to_all", name, inputs, [tensor.dtype, tf.int32])
     result, received = call(
         group, lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None, label))
     )
-    result.set_shape(_rows_shape(tensor))
-    received.set_shape([group.size])
+    _set_shape(result, _rows_shape(tensor))
+    _set_shape(received, [group.size])
     return result, received
 
 
@@ -234,6 +234,16 @@ def _rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
     """The static shape of a tensor with another number of rows."""
     shape = tensor.shape
     return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None, *shape[1:]])
+
+
+def _tensor(value: Any) -> tf.Tensor:
+    return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+
+
+def _set_shape(result: tf.Tensor, shape: Any) -> None:
+    """Local: what is known of the shape of a result in a graph; outside it has one."""
+    if not hasattr(result, "numpy"):
+        result.set_shape(shape)
 
 
 def _label(name: str | None) -> str:

@@ -45,7 +45,7 @@ class _Reduction:
 
 def _with_gradient(function: Callable[[Any], tuple[Any, Any]], tensor: tf.Tensor) -> Any:
     """Collective: the result of `function`, which gives its gradient too; that takes time only where a tape records."""
-    if tf.executing_eagerly() and not record.could_possibly_record():
+    if not record.could_possibly_record() and tf.executing_eagerly():
         return function(tensor)[0]
     return tf.custom_gradient(function)(tensor)
 
@@ -110,7 +110,8 @@ def allreduce(
         return tf.IndexedSlices(values, indices, tensor.dense_shape)
     if op == Adasum:
         _check_adasum(world, process_set)
-    tensor = tf.convert_to_tensor(tensor)
+    if not isinstance(tensor, tf.Tensor):
+        tensor = tf.convert_to_tensor(tensor)
     small, context = compression.compress(tensor)
     how = _Reduction(world, op, prescale_factor, postscale_factor, compression, name)
     return compression.decompress(_reduced(small, how), context)

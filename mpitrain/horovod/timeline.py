@@ -6,6 +6,7 @@ that files of several ranks may be put into one array.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -112,6 +113,7 @@ def start(world: World, path: str, mark_cycles: bool) -> None:
     own = Path(path) if world.rank == 0 else Path(path).with_suffix(f".rank-{world.rank}{Path(path).suffix}")
     timeline = Timeline(own, world.rank, mark_cycles)
     _running.append((timeline, world))
+    atexit.register(stop)
     world.agreement.observer = timeline
 
 

@@ -7,6 +7,7 @@ ssh does (ServerAliveInterval).
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -31,7 +32,9 @@ trap 'kill -TERM $child' TERM HUP INT
 wait $child
 code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
-echo "$code $host" >>{notes}
+echo "$code $host" >>{directory}/notes
+# Whoever made the directory removes it, unless it was killed.
+kill -0 {maker} 2>/dev/null || rm -rf {directory}
 exit $code
 """
 
@@ -49,7 +52,8 @@ class Agent:
         self._notes = self._directory / "notes"
         self._seen = 0
         command = shlex.join([*ssh.program, *ssh.options])
-        self.path.write_text(SCRIPT.format(ssh=command, notes=shlex.quote(str(self._notes))))
+        directory = shlex.quote(str(self._directory))
+        self.path.write_text(SCRIPT.format(ssh=command, directory=directory, maker=os.getpid()))
         self.path.chmod(0o700)
 
     def __enter__(self) -> Agent:

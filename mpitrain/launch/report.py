@@ -24,7 +24,8 @@ RUN_VARIABLE = "MPITRAIN_RUN"  # the secret, for the ranks
 OUTPUT_VARIABLE = "MPITRAIN_RUN_OUTPUT"  # the directory in which each rank writes to files of its own
 SIGN = b"\x1e"
 LONGEST_MARK = 512  # less than what a pipe takes at once, so that marks of several ranks do not mix
-EVENTS = ("begun", "met", "graceful", "finished")
+# `graceful`: a signal is from now on a request to come to an end; `ordinary`: it no longer is.
+EVENTS = ("begun", "met", "graceful", "ordinary", "finished")
 # What taggers of Open MPI, Hydra and srun put before a line.
 TAG = re.compile(rb"\s*(?:\[[\d,]+\](?:<stderr>)?:?|\d+:)\s*")
 
@@ -173,6 +174,12 @@ class Listener:
         parts = words.decode(errors="replace").split()
         if len(parts) == 3 and parts[0] in EVENTS and parts[1].lstrip("-").isdecimal():
             self.marks.append(Mark(parts[0], int(parts[1]), parts[2]))
+
+    @property
+    def is_graceful(self) -> bool:
+        """Whether the ranks come to an end by themselves when they get a signal."""
+        told = [mark.event for mark in self.marks if mark.event in ("graceful", "ordinary")]
+        return told[-1:] == ["graceful"]
 
     def ranks(self, event: str) -> dict[int, str]:
         """The ranks that told an event, and their hosts."""

@@ -252,7 +252,7 @@ class Supervisor:
 
     def _translated(self, signum: int) -> int:
         """The signal that makes this launcher do what the one sent here asks for."""
-        if self._plan.launcher != HYDRA and self._outcome.listener.ranks("graceful"):
+        if self._plan.launcher != HYDRA and self._outcome.listener.is_graceful:
             # Told to end, Open MPI kills the ranks after a second, and srun cancels the step. SIGUSR1 both hand on, to
             # ranks that then come to an end.
             return signal.SIGUSR1

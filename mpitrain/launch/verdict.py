@@ -13,6 +13,7 @@ from mpitrain.launch.supervisor import Outcome
 # What Open MPI's launcher says when it misses the daemon of a host.
 LOST_DAEMON = re.compile(r"Remote daemon\s*:\s*\[[^\]]*\] on node ([\w.-]+)")
 LOST_BY_SSH = re.compile(r"(?:Connection to|Timeout, server) ([\w.-]+) (?:closed by remote host|not responding)")
+EXITED = re.compile(r"^srun: error: \S+ tasks? \S+ Exited with exit code (\d+)$", re.MULTILINE)
 NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
 
 
@@ -40,7 +41,13 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
             "A host or a connection may have been lost; what was printed last, and the hosts' logs, may tell"
         )
         return 1, said
-    return outcome.code, said
+    return _of_the_first(outcome), said
+
+
+def _of_the_first(outcome: Outcome) -> int:
+    """The exit code of the task that failed first: srun's own is the highest, that of those it killed for it."""
+    first = EXITED.search(outcome.tail.decode(errors="replace"))
+    return int(first[1]) if first and outcome.code > 128 and not outcome.signals else outcome.code
 
 
 def lost_hosts(outcome: Outcome) -> list[str]:

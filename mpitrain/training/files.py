@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.utils import file_utils  # where Keras' own callbacks find it
 
 from mpitrain.comm.world import World
 from mpitrain.training.callbacks import average_batch_statistics
@@ -67,8 +69,13 @@ class Files:
             self._replace(owner, name, self._writing)
         for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read")):
             self._replace(owner, name, self._reading)
+        self._replace(file_utils, "makedirs", _making)
         after_import("matplotlib.figure", lambda module: self._replace(module.Figure, "savefig", self._drawing))
+        self._replace(tf.train.CheckpointManager, "restore_or_initialize", self._reading)
         if not self._world.is_root:
+            tf.train.CheckpointManager.checkpoints = property(_checkpoints)
+            tf.train.CheckpointManager.latest_checkpoint = property(_latest_checkpoint)
+            self._replace(tf.train.CheckpointManager, "restore_or_initialize", _looking_first)
             for callback, methods in WRITING_CALLBACKS.items():
                 for method in methods:
                     setattr(getattr(keras.callbacks, callback), method, _nothing)
@@ -112,6 +119,38 @@ class Files:
             return read(*args, **kwargs)
 
         return call
+
+
+def _checkpoints(manager: Any) -> list[str]:
+    """Local: what is there; the manager of this rank has written nothing, and so knows of nothing."""
+    state = tf.train.get_checkpoint_state(manager.directory)
+    return list(state.all_model_checkpoint_paths) if state else []
+
+
+def _latest_checkpoint(manager: Any) -> str | None:
+    paths = _checkpoints(manager)
+    return paths[-1] if paths else None
+
+
+def _looking_first(name: str, restore: Callable[..., Any]) -> Callable[..., Any]:
+    def call(manager: Any, *args: Any, **kwargs: Any) -> Any:
+        manager._latest_checkpoint = _latest_checkpoint(manager)
+        return restore(manager, *args, **kwargs)
+
+    return call
+
+
+def _making(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Local: Keras' callbacks make directories that they did not find; another rank may have been faster."""
+
+    def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return make(path, *args, **kwargs)
+        except FileExistsError:
+            if not Path(path).is_dir():
+                raise
+
+    return call
 
 
 class after_import(importlib.abc.MetaPathFinder):  # noqa: N801 (used as a function)

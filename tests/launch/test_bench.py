@@ -68,6 +68,14 @@ def test_exchange(mpirun: Mpirun, tmp_path: Path) -> None:
     assert float(printed[2]["limit ms"]) == pytest.approx((1 << 20) * 8 / 1e9 * 1e3, abs=1e-3)
 
 
+def test_eager(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "eager.json"
+    few = ("--bytes", "4", "--repeat", "2")
+    [row], [raw] = check(in_one_job(mpirun, 2, "eager", *few, "--json", str(path)), path, "eager")
+    assert row["bytes"] == "4"
+    assert {len(values) for values in raw["raw"].values()} == {2}
+
+
 def test_step(mpirun: Mpirun, tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     few = ("--models", "mlp50k", "--repeat", "2", "--block-seconds", "0.01")

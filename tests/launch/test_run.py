@@ -69,6 +69,22 @@ def test_nothing_is_left_when_it_is_ended(mpirun: Mpirun, tmp_path: Path, signum
     assert left_after(job, 20) == []
 
 
+def test_a_signal_stops_training_with_a_checkpoint(mpirun: Mpirun, tmp_path: Path) -> None:
+    """Open MPI's mpirun by itself would kill the ranks at once."""
+    checkpoints = tmp_path / "checkpoints"
+    options = ["--epochs", "1000", "--checkpoint-dir", str(checkpoints), "--checkpoint-every", "20steps"]
+    job = mpirun.execute([*RUN, "--start-timeout", "100", *options, "--output", str(tmp_path / "out")])
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while not any(checkpoints.glob("*/*")):
+        assert time.monotonic() < deadline, f"no checkpoint in {checkpoints}"
+        time.sleep(0.1)
+    job.process.send_signal(signal.SIGTERM)
+    finished = job.finish(WITHIN_SECONDS)
+    assert finished.returncode == 85, finished.output
+    assert "all ranks have stopped at epoch" in finished.stderr
+    assert left_after(job, 20) == []
+
+
 def test_a_rank_that_does_not_come_is_named(mpirun: Mpirun) -> None:
     job = started(mpirun, ["--start-timeout", "20"], "late")
     finished = job.finish(WITHIN_SECONDS)

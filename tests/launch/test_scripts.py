@@ -164,7 +164,12 @@ def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
 HOROVOD = """
 import horovod.tensorflow as hvd
 import horovod.keras.callbacks, horovod.tensorflow.keras as other
+from horovod.common.util import env, split_list
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.functions import broadcast_object
+from horovod.tensorflow.mpi_ops import join
 hvd.init()
+assert split_list([1, 2, 3], 2) == [[1, 2], [3]] and Compression is hvd.Compression
 print("sum", float(hvd.allreduce(float(hvd.rank() + 1), op=hvd.Sum)), other.size())
 try:
     import horovod.torch
@@ -176,8 +181,11 @@ except ImportError as error:
 def test_a_horovod_script_runs_as_it_is(mpirun: Mpirun, tmp_path: Path) -> None:
     script = tmp_path / "old.py"
     script.write_text(HOROVOD)
-    finished = mpirun(2, ["-m", "mpitrain", "--as-horovod", str(script)], env=QUIET)
+    timeline = {"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
+    finished = mpirun(2, ["-m", "mpitrain", "--as-horovod", str(script)], env={**QUIET, **timeline})
     assert finished.returncode == 0, finished.output
     assert finished.stdout.count("sum 3.0 2") == 2, finished.output
     assert finished.stdout.count("no horovod.torch is not provided by mpitrain") == 2, finished.output
     assert finished.stderr.count("Horovod is not installed") == 1, finished.output
+    for name in ("timeline.json", "timeline.rank-1.json"):
+        assert "NEGOTIATE_ALLREDUCE" in [event["name"] for event in json.loads((tmp_path / name).read_text())]

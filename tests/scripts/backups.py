@@ -50,6 +50,7 @@ for variable in model.weights:
     variable.assign(tf.zeros_like(variable))
 slots.step.assign(0)
 slots.restore(manager.latest_checkpoint).assert_existing_objects_matched()
+again = tf.train.CheckpointManager(slots, str(directory / "slots"), max_to_keep=2).restore_or_initialize()
 after = [float(np.abs(v.numpy()).sum()) for v in model.weights]
 
 third = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
@@ -65,7 +66,7 @@ print(
             "rest": rest,
             "restored": after,
             "as saved": [abs(a - b) for a, b in zip(after, before)],
-            "step": [int(slots.step.numpy()), len(files), events, int(saved is not None)],
+            "step": [int(slots.step.numpy()), len(files), events, int(saved == again), len(manager.checkpoints)],
             "last": [last],
             "left": [int((directory / "backup").exists()), int((directory / "epochs").exists())],
         }

@@ -149,7 +149,6 @@ def newest(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adam": lambda: keras.optimizers.Adam(0.05),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.01, momentum=0.9), initial_scale=1024.0, dynamic_growth_steps=4
     ),

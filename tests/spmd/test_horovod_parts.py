@@ -138,6 +138,7 @@ def test_partial_tape_and_optimizer() -> None:
         assert moved == [pytest.approx(value) for value in expected]
 
 
+@pytest.mark.two_ranks
 def test_compression_rounds_to_half_precision_on_the_way() -> None:
     values = [np.float32(0.1) * (rank + 1) for rank in RANKS]
     expected = float(np.sum([np.float16(value) for value in values], dtype=np.float32)) / SIZE
@@ -153,6 +154,7 @@ def test_compression_rounds_to_half_precision_on_the_way() -> None:
     assert float(gradient) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.two_ranks
 def test_timeline(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     hvd.start_timeline(str(path), mark_cycles=True)
@@ -201,6 +203,7 @@ def test_elastic_state_goes_back_on_all_ranks() -> None:
     assert HostsUpdatedInterrupt(True).skip_sync
 
 
+@pytest.mark.two_ranks
 def test_graphs_of_tensorflow_1() -> None:
     """Sessions run operations in any order, and only those asked for."""
     mean = np.mean([rank + 1.0 for rank in RANKS])
@@ -229,6 +232,7 @@ def test_graphs_of_tensorflow_1() -> None:
             assert session.run(slope) == pytest.approx(mean if RANK == 0 else 0.0)
 
 
+@pytest.mark.two_ranks
 def test_variables_are_broadcast_inside_a_function() -> None:
     variables = [tf.Variable(float(RANK)), keras.Variable(float(RANK))]
 
@@ -242,6 +246,7 @@ def test_variables_are_broadcast_inside_a_function() -> None:
     assert float(values[0]) == 0.0
 
 
+@pytest.mark.two_ranks
 def test_momentum_is_corrected_where_steps_are_compiled() -> None:
     """Goyal et al.: where the rate changes, the velocity gathered at the old rate is scaled with it."""
     net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])

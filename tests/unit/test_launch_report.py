@@ -78,6 +78,11 @@ PRRTE = b"""PRTE has lost communication with a remote daemon.
   HNP daemon   : [prterun-node0-495@0,0] on node node0
   Remote daemon: [prterun-node0-495@0,1] on node node1
 """
+SRUN = b"""srun: error: node1: task 1: Exited with exit code 5
+slurmstepd-node0: error: *** STEP 2.0 ON node0 CANCELLED ***
+srun: error: node0: tasks 0,2-3: Exited with exit code 1
+srun: error: node0: task 0: Terminated
+"""
 
 
 def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
@@ -108,6 +113,9 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         (outcome(1, MET, ssh_codes={"node2": 127}), 1, ""),
         (outcome(0, DONE, ssh_codes={"node2": 255}), 0, ""),
         (outcome(0, MET, signals=[signal.SIGTERM]), 143, ""),
+        (outcome(143, MET, tail=SRUN), 5, ""),
+        (outcome(9, MET, tail=SRUN), 9, ""),
+        (outcome(143, MET, tail=SRUN, signals=[signal.SIGTERM]), 143, ""),
         (outcome(0, DONE, signals=[signal.SIGTERM]), 0, ""),
         (outcome(75, MET, signals=[signal.SIGTERM]), 75, ""),
         (outcome(143, [], timed_out=True), 143, "did not meet within 30 s (--start-timeout): none has begun"),
@@ -119,6 +127,20 @@ def test_verdicts(given_: Outcome, code: int, words: str) -> None:
     found, said = judge(given_, REQUEST, 30)
     assert found == code
     assert (words in " ".join(said)) if words else (said == [])
+
+
+@pytest.mark.parametrize(
+    ("events", "graceful"),
+    [
+        ([], False),
+        (["met"], False),
+        (["graceful"], True),
+        (["graceful", "ordinary", "finished"], False),
+        (["graceful", "ordinary", "graceful"], True),
+    ],
+)
+def test_whether_ranks_end_by_themselves(events: list[str], graceful: bool) -> None:
+    assert Listener(SECRET, [Mark(event, 0, "a") for event in events]).is_graceful == graceful
 
 
 def test_lost_hosts_are_named_once() -> None:

@@ -154,6 +154,9 @@ def test_dry_run(tmp_path: Path) -> None:
     [
         (["--allow-run-as-root"], "how many ranks?"),
         (["-np", "x"], "invalid int value: 'x'"),
+        (["-np", "1", "--start-timeout", "0"], "0 is no time"),
+        (["-np", "1", "--grace", "nan"], "nan is no time"),
+        (["-np", "1", "--grace", "soon"], "invalid seconds value: 'soon'"),
         (["-np", "2", "-H", "a", "--hostfile", "b"], "give one of them"),
         (["-np", "2", "--hostfile", "/nowhere"], "/nowhere cannot be read"),
         (["-np", "1", "-H", "-oProxyCommand=x"], "expected one argument"),

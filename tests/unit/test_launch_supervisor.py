@@ -18,21 +18,22 @@ import pytest
 
 SECRET = "00ff"
 DRIVER = """
-import dataclasses, json, os, sys
+import contextlib, json, os, sys
 from pathlib import Path
 from mpitrain.launch.agent import Agent
 from mpitrain.launch.ssh import Ssh
 from mpitrain.launch.supervisor import Plan, Supervisor
 options = json.loads(sys.argv[1])
 script, ssh, output = options.pop("script"), options.pop("ssh", None), options.pop("output", None)
-with Agent(Ssh((ssh or "ssh",))) as agent:
-    environ = {**os.environ, "AGENT": str(agent.path)}
+with contextlib.ExitStack() as stack:
+    agent = stack.enter_context(Agent(Ssh((ssh,)))) if ssh else None
+    environ = {**os.environ, "AGENT": str(agent.path) if agent else ""}
     plan = Plan(("/bin/sh", "-c", script), environ, "00ff", output=output and Path(output), **options)
-    outcome = Supervisor(plan, agent if ssh else None).run()
+    outcome = Supervisor(plan, agent).run()
 print(json.dumps({
     "code": outcome.code, "marks": [mark.event for mark in outcome.listener.marks], "signals": outcome.signals,
     "lost": sorted(outcome.lost), "ssh": outcome.ssh_codes, "late": outcome.timed_out,
-    "agent": agent.path.parent.exists(),
+    "agent": str(agent.path.parent) if agent else None,
 }), file=sys.stderr)
 """
 
@@ -85,7 +86,6 @@ def wait_until_gone(pid: str, seconds: float = 20) -> bool:
 def test_exit_codes(script: str, code: int) -> None:
     outcome, _, _ = finish(start(script))
     assert outcome["code"] == code
-    assert not outcome["agent"]
 
 
 def test_output_and_marks(tmp_path: Path) -> None:
@@ -178,6 +178,21 @@ def test_a_host_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
     ssh = fake_ssh(tmp_path, "exit 255")
     outcome, _, _ = finish(start('"$AGENT" -x node1 prog & while :; do sleep 0.05; done', ssh=ssh))
     assert (outcome["lost"], outcome["ssh"], outcome["code"]) == (["node1"], {"node1": 255}, 143)
+    assert not Path(outcome["agent"]).exists()
+
+
+def test_no_file_is_left_when_mpitrain_run_is_killed(tmp_path: Path) -> None:
+    ssh = fake_ssh(tmp_path, f'echo "$AGENT" >{tmp_path}/up; sleep 2')
+    process = start('trap "" TERM; "$AGENT" node1 prog', ssh=ssh, launcher="Open MPI")
+    directory = Path(wait_for(tmp_path / "up")).parent
+    assert directory.exists()
+    process.kill()
+    process.wait(30)
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 20
+    while directory.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not directory.exists()
 
 
 def test_the_agent_hands_on_options_input_and_signals(tmp_path: Path) -> None:

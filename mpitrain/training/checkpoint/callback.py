@@ -21,7 +21,7 @@ from mpitrain.errors import UsageError
 from mpitrain.training.callbacks import begun_alike
 from mpitrain.training.checkpoint import state
 from mpitrain.training.checkpoint.counters import counters_of, learning_rate_of, scale_learning_rate, set_counters
-from mpitrain.training.checkpoint.files import Snapshot
+from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.leaving import Leaving, where_from
 from mpitrain.training.checkpoint.model_file import save_keras
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
@@ -101,6 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._learning_rate: float | None = None
         self._in_step = False  # all ranks come to the end of each step
         self._saved: Position | None = None
+        self._arrays: dict[str, Array] = {}
         self._is_resumed_epoch = self._resumed is not None
 
     # What Keras calls.
@@ -248,7 +249,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     def _save(self, quality: Quality | None) -> None:
         """Collective: take a snapshot, and let rank 0 write it while training goes on."""
-        arrays = state.capture(self.model, self._world)
+        # Nothing is being written now: see `_tell_wishes` and `_leave`.
+        arrays = self._arrays = state.capture(self.model, self._world, self._arrays)
         self._wanted, self._saved, self._last_seconds = False, self._now, time.monotonic()
         if not self._world.is_root:
             return

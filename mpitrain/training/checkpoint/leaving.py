@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mpitrain.comm.world import World
+from mpitrain.launch import report
 from mpitrain.runtime.signals import StopSignals
 
 STOPPED = 85  # a checkpoint is written, the same command goes on from it (HTCondor's customary code for that)
@@ -50,17 +51,24 @@ class Leaving:
 
     def begin(self) -> None:
         """Local: from now on signals are requests."""
-        self._signals.install()
+        if self._signals.install():
+            self._tell("graceful")
 
     def end(self) -> None:
         """Local: signals do what they did before."""
         self._signals.remove()
+        self._tell("ordinary")
 
     def leave(self, number: int, saved: bool) -> StoppedBySignal:
         """Local: what to raise, on all ranks at once. If the end of the program takes too long, it is cut short."""
         self._code = exit_code(number, saved)
         self.end()
         return StoppedBySignal(self._code)
+
+    def _tell(self, event: str) -> None:
+        """Local: to `mpitrain run`, which asks by a signal that the launcher hands on instead of killing the ranks."""
+        if self._world.is_root:
+            report.tell(event, self._world.rank)
 
     def _request(self, number: int) -> None:
         self.number = number

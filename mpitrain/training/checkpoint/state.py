@@ -78,10 +78,15 @@ def metrics_of(model: Any) -> list[Any]:
     return [v for metric in model.metrics for v in metric.variables if has_value(v)]
 
 
-def capture(model: Any, world: World) -> dict[str, Array]:
+def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Collective: copies of everything, on rank 0; on the others nothing.
 
     The rest of the training may go on as soon as this returns.
+
+    Args:
+        model: with a built optimizer.
+        world: the job.
+        reusable: arrays of an earlier snapshot that nobody needs any more: new memory costs more than the copy.
     """
     items = items_of(model)
     own = {item.key: item.variable for item in items if item.rule is not None}
@@ -92,7 +97,8 @@ def capture(model: Any, world: World) -> dict[str, Array]:
     others = _gather_different(values, world) if world.size > 1 else {}
     if not world.is_root:
         return {}
-    alike = {item.key: _copy(item.variable) for item in items if item.rule is None}
+    before = reusable or {}
+    alike = {item.key: _copy(item.variable, before.get(item.key)) for item in items if item.rule is None}
     return alike | values | others
 
 
@@ -181,9 +187,15 @@ def _mean(arrays: Mapping[str, Array], key: str, ranks: int) -> Array:
     return np.asarray(total / ranks).astype(values[0].dtype)
 
 
-def _copy(variable: Any) -> Array:
-    """A value that later updates do not change: `numpy()` of a TensorFlow tensor is a copy."""
-    return np.asarray(variable.numpy())
+def _copy(variable: Any, target: Array | None = None) -> Array:
+    """A value that later updates do not change, in `target` if that fits: `numpy()` of a tensor is a copy."""
+    if target is None or not isinstance(variable, keras.Variable):
+        return np.asarray(variable.numpy())
+    value = np.asarray(tf.convert_to_tensor(variable.value))  # on a CPU the variable's own memory
+    if (value.shape, value.dtype) != (target.shape, target.dtype):
+        return np.array(value)
+    np.copyto(target, value)
+    return target
 
 
 def _gather_different(values: Mapping[str, Array], world: World) -> dict[str, Array]:
