@@ -86,8 +86,9 @@ class Exits:
             if isinstance(error, AgreedError) and not self._topology.is_root:
                 time.sleep(HEARD_SECONDS)  # rank 0 has the same error, tells it, and ends the job meanwhile
                 self._abort(fault.exit_code)
-            sys.stderr.write(report.message(fault))
-            sys.stderr.flush()
+            stream = sys.__stderr__ or sys.stderr  # a script's own may lead into a file
+            stream.write(report.message(fault))
+            stream.flush()
         self._abort(fault.exit_code)
         os._exit(fault.exit_code)
 

@@ -87,7 +87,7 @@ def run_alike(world: World, script: Script) -> None:
 def run(world: World, script: Script, output: Path, division: Division) -> None:
     """Collective: run `script` on all ranks, its training divided among them.
 
-    With one rank nothing at all is changed. With more, ranks other than 0 print to `rank-N.log` in
+    With one rank nothing at all is changed. With more, ranks other than 0 print and warn to `rank-N.log` in
     `output`, and rank 0 writes there to `rank-0.log` what was changed.
 
     Args:
@@ -162,7 +162,7 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
         if not world.is_root:
-            sys.stdout = log
+            sys.stdout = sys.stderr = log  # what warns on one rank warns on all; failures go past this
     return _compiled(script)
 
 
