@@ -71,7 +71,8 @@ def test_a_stopped_rank_is_named_and_ends(ranks: Ranks, stopped: int) -> None:
     assert 3 < time.monotonic() - began < 30, ranks.output()
     assert codes == [-signal.SIGKILL if rank == stopped else 75 for rank in range(3)], ranks.output()
     output = ranks.output()
-    assert output.count("mpitrain: stall:") == 2, output  # the warning, and the end
+    # The warning, and the end; until another rank has taken over from the hub, it may be time for the end already.
+    assert output.count("mpitrain: stall:") in ((2,) if stopped else (1, 2)), output
     assert f"not there  rank {stopped} (here): " in output
     assert f"process {ranks.processes[stopped].pid} is stopped by a signal" in output
     (record,) = [json.loads(line) for line in ranks.report.read_text().splitlines()]
