@@ -163,7 +163,8 @@ def init(
             "the machine; call it before the first tensor is made, at the top of the script."
         )
     if _current:
-        if asked or any(value is not None for value in given.values()):
+        faults = _current[0].faults
+        if asked or any(value not in (None, getattr(faults, name)) for name, value in given.items()):
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     environ = os.environ

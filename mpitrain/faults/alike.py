@@ -12,17 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy", "mpi4py")
-# Settings that change what is computed.
-VARIABLES = (
-    "KERAS_BACKEND",
-    "NVIDIA_TF32_OVERRIDE",
-    "TF_DETERMINISTIC_OPS",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_XLA_FLAGS",
-    "XLA_FLAGS",
-)
-OWN_PREFIX = "MPITRAIN_"
-UNTOLD = ("MPITRAIN_FAILURE_REPORT", "MPITRAIN_RUN", "MPITRAIN_RUN_OUTPUT")  # one of them is a secret
+# Settings that change what is computed, and what they are where they are not set. Others may differ: launchers do not
+# hand all variables on to other hosts.
+VARIABLES = {
+    "KERAS_BACKEND": "tensorflow",
+    "MPITRAIN_ALL_REDUCE": "",
+    "MPITRAIN_NON_FINITE": "",
+    "NVIDIA_TF32_OVERRIDE": "",
+    "TF_DETERMINISTIC_OPS": "",
+    "TF_ENABLE_ONEDNN_OPTS": "",
+    "TF_XLA_FLAGS": "",
+    "XLA_FLAGS": "",
+}
 MOST_MODULES, MOST_COLUMNS, WIDTH = 500, 4, 60
 ABSENT = "-"
 
@@ -36,8 +37,7 @@ def program(environ: Mapping[str, str], library: str) -> dict[str, str]:
     """
     found = {"Python": platform.python_version(), "MPI": library, "arguments": shlex.join(sys.argv[1:])}
     found.update({package: version for package in PACKAGES if (version := _version(package))})
-    names = [*VARIABLES, *(n for n in environ if n.startswith(OWN_PREFIX) and n not in UNTOLD)]
-    found.update({f"variable {name}": environ[name] for name in names if name in environ})
+    found.update({f"variable {name}": environ.get(name, default) for name, default in VARIABLES.items()})
     return found | _code()
 
 

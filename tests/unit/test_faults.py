@@ -156,13 +156,13 @@ def test_long_values_are_shown_from_their_difference_on() -> None:
 
 
 def test_what_this_program_is() -> None:
-    found = alike.program({"MPITRAIN_STALL_ABORT": "3", "HOME": "/h", "MPITRAIN_FAILURE_REPORT": "f"}, "MPI 4")
+    found = alike.program({"MPITRAIN_ALL_REDUCE": "mpi", "HOME": "/h", "MPITRAIN_FAILURE_REPORT": "f"}, "MPI 4")
     assert found["MPI"] == "MPI 4"
-    assert found["variable MPITRAIN_STALL_ABORT"] == "3"
+    assert found["variable MPITRAIN_ALL_REDUCE"] == "mpi"
     assert not any("HOME" in name or "FAILURE_REPORT" in name for name in found)
     assert f"code of {__name__}" in found, "modules of the user"
     assert not any(name.startswith(("code of pytest", "code of json", "code of mpitrain.")) for name in found)
-    assert found == alike.program({"MPITRAIN_STALL_ABORT": "3"}, "MPI 4")
+    assert found == alike.program({"MPITRAIN_ALL_REDUCE": "mpi", "KERAS_BACKEND": "tensorflow"}, "MPI 4")
 
 
 @pytest.mark.parametrize(
