@@ -67,7 +67,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"type": int, "default": CONNECT_TIMEOUT_SECONDS, "metavar": "S", "help": "default 10 s"},
     ),
     (("--start-timeout",), {"type": seconds, "default": 30.0, "metavar": "S", "help": "for the ranks to meet; 30 s"}),
-    (("--grace",), {"type": seconds, "default": 40.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 40 s"}),
+    (("--kill-after",), {"type": seconds, "default": 40.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 40 s"}),
     (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
             job.launcher,
             job.is_ours,
             arguments.start_timeout,
-            arguments.grace,
+            arguments.kill_after,
             _absolute(arguments.output_filename),
         )
         outcome = Supervisor(plan, agent).run()
