@@ -31,10 +31,12 @@ class DividedLoops:
         world: the job, of two ranks or more.
         portion: how batches are divided.
         note: told what is changed, as (part, text).
+        training: whether a `fit` is under way. What its callbacks read stays whole, and the results they ask for
+            stay this rank's: ranks may stand at different batches.
     """
 
-    def __init__(self, world: World, portion: Portion, note: Note) -> None:
-        self._world, self._portion, self._note = world, portion, note
+    def __init__(self, world: World, portion: Portion, note: Note, training: Callable[[], bool]) -> None:
+        self._world, self._portion, self._note, self._training = world, portion, note, training
         # A variable: a step that was traced once reads it each time it runs.
         self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
 
@@ -45,7 +47,7 @@ class DividedLoops:
 
         def divided(dataset: tf.data.Dataset) -> Iterator[Any]:
             batches: Iterator[Any] = iterate(dataset)
-            if not tf.executing_eagerly() or not _of_the_script(sys._getframe(1)):
+            if not loops._divides(sys._getframe(1)):
                 return batches
             loops._note("data", "a loop of its own: batches of tf.data are divided, other data is not")
             return DividedBatches(batches, loops._portion, loops._rows)
@@ -58,10 +60,13 @@ class DividedLoops:
         tf.data.Dataset.__iter__ = divided
         keras.Metric.__init__ = initialized
 
+    def _divides(self, caller: FrameType) -> bool:
+        return tf.executing_eagerly() and not self._training() and _of_the_script(caller)
+
     def _result_of(self, metric: keras.Metric, result: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
             """Collective where a script calls it eagerly: the result over the samples of all ranks."""
-            if not tf.executing_eagerly() or not _of_the_script(sys._getframe(1)):
+            if not self._divides(sys._getframe(1)):
                 return result()
             found = global_metrics([metric], lambda: {"result": result()}, self._world)["result"]
             return tf.convert_to_tensor(found)

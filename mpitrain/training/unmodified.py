@@ -52,7 +52,7 @@ class Unmodified:
     ) -> None:
         self.trained = False
         self._world, self._portion, self._note, self._dry_run = world, portion, note, dry_run
-        self._loops = DividedLoops(world, portion, note) if divide_loops else None
+        self._loops = DividedLoops(world, portion, note, lambda: self.training) if divide_loops else None
         self._fits = 0  # under way
         self._warned: set[str] = set()
         self._applying = 0

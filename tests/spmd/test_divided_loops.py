@@ -29,9 +29,9 @@ def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(keras.Metric, "__init__", keras.Metric.__init__)
     keras.config.set_floatx("float64")
 
-    def install(batch_is_global: bool) -> None:
+    def install(batch_is_global: bool, training: bool = False) -> None:
         portion = Portion(WORLD.rank, WORLD.size, batch_is_global)
-        DividedLoops(WORLD, portion, lambda part, text: None).install()
+        DividedLoops(WORLD, portion, lambda part, text: None, lambda: training).install()
 
     yield install
     keep_sample_count(1.0)
@@ -82,6 +82,15 @@ def test_what_keras_reads_stays_whole(divide: Any) -> None:
     layer = keras.layers.Normalization(dtype="float64")
     layer.adapt(tf.data.Dataset.from_tensor_slices(x).batch(5))
     np.testing.assert_allclose(layer.mean.numpy().reshape(-1), x.mean(0), rtol=1e-12)
+
+
+def test_what_callbacks_of_a_fit_read_stays_whole(divide: Any) -> None:
+    divide(True, training=True)
+    mean = keras.metrics.Mean(dtype="float64")
+    for batch in tf.data.Dataset.range(8).batch(4):
+        assert len(batch) == 4
+    mean.update_state(float(WORLD.rank))
+    assert float(mean.result()) == WORLD.rank, "nothing is exchanged"
 
 
 def test_an_iterator_that_a_graph_reads_from_is_refused(divide: Any) -> None:
