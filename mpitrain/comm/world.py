@@ -207,9 +207,9 @@ def _compare(communicator: Communicator, topology: Topology, faults: FaultOption
     """
     if communicator.size == 1 or faults.compare_ranks == "ignore":
         return
-    table = alike.differences(
-        communicator.all_gather_obj(alike.program(os.environ, communicator.library)), topology.hosts
-    )
+    # What is done with values that are not finite, all ranks must do together.
+    own = {**alike.program(os.environ, communicator.library), "--non-finite": faults.non_finite}
+    table = alike.differences(communicator.all_gather_obj(own), topology.hosts)
     if table is None:
         return
     if faults.compare_ranks == "stop":

@@ -17,7 +17,6 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy", "mpi
 VARIABLES = {
     "KERAS_BACKEND": "tensorflow",
     "MPITRAIN_ALL_REDUCE": "",
-    "MPITRAIN_NON_FINITE": "",
     "NVIDIA_TF32_OVERRIDE": "",
     "TF_DETERMINISTIC_OPS": "",
     "TF_ENABLE_ONEDNN_OPTS": "",

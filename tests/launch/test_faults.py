@@ -121,7 +121,7 @@ def test_ranks_with_other_arguments_do_not_start(mpirun: Mpirun, tmp_path: Path)
     code.write_text(
         "import os, sys\nif os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')) == '1':\n"
         "    sys.argv.append('--epochs=4')\n    os.environ['XLA_FLAGS'] = '--x'\n"
-        "import mpitrain\nmpitrain.init()\nprint('started')\n"
+        "import mpitrain\nmpitrain.init(non_finite='stop' if len(sys.argv) > 1 else None)\nprint('started')\n"
     )
     env = {"PYTHONPATH": str(REPOSITORY)}
     finished = mpirun(2, [str(code)], env=env)
@@ -129,6 +129,7 @@ def test_ranks_with_other_arguments_do_not_start(mpirun: Mpirun, tmp_path: Path)
     assert finished.stderr.count("ranks do not run the same program:") == 1, finished.output
     assert re.search(r"arguments +- +--epochs=4", finished.stderr), finished.output
     assert re.search(r"variable XLA_FLAGS +- +--x", finished.stderr), finished.output
+    assert re.search(r"--non-finite +warn +stop", finished.stderr), finished.output
     finished = mpirun(2, [str(code)], env={**env, "MPITRAIN_COMPARE_RANKS": "warn"})
     assert (finished.returncode, finished.stdout.count("started")) == (0, 2), finished.output
     assert finished.stderr.count("ranks do not run the same program:") == 1, finished.output
