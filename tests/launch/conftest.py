@@ -20,6 +20,8 @@ from tests.launch.hosts import Hosts, missing, several
 
 # Set by a launcher for its ranks: left over, they would make a new job look like a part of an old one.
 LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
+# Where ranks go is what these tests ask for: with more ranks than slots allowed, Open MPI fills the first host.
+PLACING_PREFIXES = ("PRTE_MCA_rmaps_", "OMPI_MCA_rmaps_")
 TAG = "MPITRAIN_TEST_JOB"
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -27,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def pytest_configure() -> None:
     """Being ended by a time limit is an interrupt, after which the fixture below kills the jobs."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in [name for name in os.environ if name.startswith(PLACING_PREFIXES)]:
+        del os.environ[name]
 
 
 @dataclass(frozen=True)
