@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.faults import processes, report, stalls
+from mpitrain.faults.losses import Losses
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.report import Fault
@@ -74,6 +75,7 @@ class Hub:
         self._neighbours = neighbours
         self._silence_seconds = silence_seconds
         self.members: dict[int, Member] = {}
+        self.losses = Losses(options)
         self._gone: dict[int, tuple[str, float]] = {}  # why, since; also by what ranks say that had another hub
         self._broken: dict[int, tuple[float, Member]] = {}
         self._faults: list[tuple[float, Fault]] = []
@@ -216,11 +218,17 @@ class Hub:
         for rank in sorted(ended, key=lambda rank: (ended[rank], rank)):
             _, member = self._broken.pop(rank, (0.0, None))
             member = self.members.pop(rank, member)
-            if self._gone.get(rank, ("", 0.0))[0] not in ("finished", "ended"):
-                self._gone[rank] = ("ended", self._now)
-                if not told:
-                    told = True
-                    self._tell([self._death(rank, member)])
+            if self._gone.get(rank, ("", 0.0))[0] in ("finished", "ended", "lost"):
+                continue
+            self._gone[rank] = ("ended", self._now)
+            fault = self._death(rank, member)
+            if not self._told and self.losses.survives(self._neighbours.ended.get(rank, (None, False))[0]):
+                self._gone[rank] = ("lost", self._now)
+                if not self.losses.is_told(rank, self._now):
+                    report.tell(dataclasses.replace(fault, kind="loss"), self._write, self._options.failure_report)
+            elif not told:
+                told = True
+                self._tell([fault])
 
     def _death(self, rank: int, member: Member | None) -> Fault:
         status, memory = self._neighbours.ended.get(rank, (None, False))
@@ -258,9 +266,7 @@ class Hub:
         if not self._told:
             self._told = True
             for fault in faults:
-                self._write(report.message(fault))
-                if self._options.failure_report:
-                    report.write(self._options.failure_report, fault)
+                report.tell(fault, self._write, self._options.failure_report)
             self._ending = {"is": "abort", "code": faults[0].exit_code, "silent": silent}
             self.tell_all(self._ending)
             self._end_job(faults[0].exit_code, silent)
@@ -349,7 +355,7 @@ class Hub:
         ]
 
     def _counts(self, rank: int) -> bool:
-        return self._gone.get(rank, ("", 0.0))[0] != "finished"
+        return self._gone.get(rank, ("", 0.0))[0] not in ("finished", "lost")
 
     def _state(self, rank: int, process_state: str | None, now: float) -> RankState:
         seat, member = self._roster.seats[rank], self.members.get(rank)

@@ -6,11 +6,11 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["exception", "interrupted", "signal", "exit", "death", "stall"]
+Kind = Literal["exception", "interrupted", "signal", "exit", "death", "loss", "stall"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ def message(fault: Fault) -> str:
         return f"mpitrain: {where} failed; the job ends\n{fault.text.rstrip()}\n"
     if fault.kind == "stall":
         return f"{fault.text.rstrip()}\n"
+    if fault.kind == "loss":
+        return f"mpitrain: {where} {fault.text.rstrip()}; the others go on without it\n"
     return f"mpitrain: {where} {fault.text.rstrip()}; the job ends with exit code {fault.exit_code}\n"
 
 
@@ -103,6 +105,13 @@ def write(path: str, fault: Fault) -> None:
             file.write(as_json(fault) + "\n")
     except OSError:
         return
+
+
+def tell(fault: Fault, show: Callable[[str], None], path: str | None) -> None:
+    """Local: print it, and add it to the file if there is to be one."""
+    show(message(fault))
+    if path:
+        write(path, fault)
 
 
 def from_dict(record: dict[str, Any]) -> Fault:
