@@ -85,8 +85,8 @@ class MpiCommunicator:
     """All ranks of the job, on a duplicate of `COMM_WORLD`: the user's own messages never meet ours.
 
     Where MPI has been started so that it survives the loss of ranks (Open MPI 5, `mpirun --with-ft ulfm`; see
-    "User-Level Failure Mitigation" in chapter "Fault Tolerance" of Open MPI's documentation), what fails because a rank has died
-    raises RankLostError on all the others: the first that notices it revokes the communicator.
+    "User-Level Failure Mitigation" in chapter "Fault Tolerance" of Open MPI's documentation), what fails because a
+    rank has died raises RankLostError on all the others: the first that notices it revokes the communicator.
 
     Args:
         launcher: what started the job, as far as it tells.
@@ -254,7 +254,9 @@ class MpiCommunicator:
             return error
         self.lost_seconds = self.lost_seconds or time.monotonic()
         self._revoke()
-        return RankLostError(f"a rank has died while {self.activity.inside or 'messages'} went on")
+        told = RankLostError("a rank of the job has died")
+        self.activity.error = told
+        return told
 
     def _revoke(self) -> None:
         with contextlib.suppress(self.failure):

@@ -83,7 +83,7 @@ def shrink(world: World, where: int = 0) -> Left:
             with contextlib.suppress(RankLostError):  # another one
                 told = communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
     finally:
-        activity.inside = None
+        activity.inside = activity.error = None
     activity.position = max(position for _, position, _ in told)
     choices = [chosen for _, _, chosen in told]
     layout = layout_of(communicator.library, world.topology)
