@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.faults import processes, report, stalls
+from mpitrain.faults.activity import Activity
 from mpitrain.faults.losses import Losses
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
@@ -60,6 +61,7 @@ class Hub:
         write: prints a text.
         end_job: ends all ranks: exit code, and those that will not end by themselves.
         silence_seconds: after which a rank is not heard any more.
+        activity: of this rank.
     """
 
     def __init__(
@@ -70,10 +72,11 @@ class Hub:
         write: Callable[[str], None],
         end_job: Callable[[int, Sequence[int]], None],
         silence_seconds: float,
+        activity: Activity,
     ) -> None:
         self._roster, self._options, self._write, self._end_job = roster, options, write, end_job
         self._neighbours = neighbours
-        self._silence_seconds = silence_seconds
+        self._silence_seconds, self._activity = silence_seconds, activity
         self.members: dict[int, Member] = {}
         self.losses = Losses(options)
         self._gone: dict[int, tuple[str, float]] = {}  # why, since; also by what ranks say that had another hub
@@ -214,7 +217,6 @@ class Hub:
         last = max(ended.values())
         elsewhere = [rank for rank in self._broken if not self._neighbours.is_here(rank)]
         ended.update({rank: self._broken[rank][0] for rank in elsewhere if self._broken[rank][0] <= last})
-        told = False
         for rank in sorted(ended, key=lambda rank: (ended[rank], rank)):
             _, member = self._broken.pop(rank, (0.0, None))
             member = self.members.pop(rank, member)
@@ -224,10 +226,8 @@ class Hub:
             fault = self._death(rank, member)
             if not self._told and self.losses.survives(self._neighbours.ended.get(rank, (None, False))[0]):
                 self._gone[rank] = ("lost", self._now)
-                if not self.losses.is_told(rank, self._now):
-                    report.tell(dataclasses.replace(fault, kind="loss"), self._write, self._options.failure_report)
-            elif not told:
-                told = True
+                self.losses.tell(fault, self._now, self._write)
+            else:
                 self._tell([fault])
 
     def _death(self, rank: int, member: Member | None) -> Fault:
@@ -266,7 +266,8 @@ class Hub:
         if not self._told:
             self._told = True
             for fault in faults:
-                report.tell(fault, self._write, self._options.failure_report)
+                self._write(report.message(fault))
+                report.record(fault, self._options.failure_report, self._activity)
             self._ending = {"is": "abort", "code": faults[0].exit_code, "silent": silent}
             self.tell_all(self._ending)
             self._end_job(faults[0].exit_code, silent)

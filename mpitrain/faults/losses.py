@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from mpitrain.faults import report
 from mpitrain.faults.options import SHRINK, FaultOptions
+from mpitrain.faults.report import Fault
 
 # After which a rank that becomes the hub has nothing to tell of a loss: the one before has.
 TOLD_SECONDS = 3.0
@@ -19,7 +22,7 @@ class Losses:
     """
 
     def __init__(self, options: FaultOptions) -> None:
-        self._survived = options.on_failure == SHRINK
+        self._options = options
         self._since: dict[int, float] = {}
 
     def note(self, ranks: Sequence[int], now: float) -> None:
@@ -33,8 +36,20 @@ class Losses:
         Args:
             status: of the dead process, as of `os.waitpid`, where it is known.
         """
-        return self._survived and not (status is not None and os.WIFEXITED(status))
+        return self._options.on_failure == SHRINK and not (status is not None and os.WIFEXITED(status))
 
-    def is_told(self, rank: int, now: float) -> bool:
-        """Local: whether this loss is an old one."""
-        return rank in self._since and now - self._since[rank] > TOLD_SECONDS
+    def tell(self, death: Fault, now: float, write: Callable[[str], None]) -> None:
+        """Local: tell of a death that the others survive, unless another rank has told it when it was the hub.
+
+        Args:
+            death: of one rank.
+            now: the time.
+            write: prints a text.
+        """
+        rank = death.culprits[0].rank
+        if now - self._since.get(rank, now) > TOLD_SECONDS:
+            return
+        loss = dataclasses.replace(death, kind="loss", exit_code=0)
+        write(report.message(loss))
+        if self._options.failure_report:
+            report.write(self._options.failure_report, loss)

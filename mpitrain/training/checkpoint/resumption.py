@@ -13,6 +13,7 @@ import numpy as np
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.together import root_only
 from mpitrain.errors import UsageError
+from mpitrain.launch.report import reporter
 from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
 from mpitrain.training.checkpoint.store import Store, read_one
@@ -55,6 +56,8 @@ class Resumption:
 def resumption(options: Options, store: Store, communicator: Communicator) -> Resumption | None:
     """Collective: the checkpoint to go on from, read by rank 0 and sent to all; None to begin anew.
 
+    A job that `mpitrain run` starts again goes on from the checkpoints it has written, whatever it was told at first.
+
     Raises:
         AgreedError: on all ranks: the directory cannot be written to, the checkpoint that was named is damaged, or
             all that are there are.
@@ -63,13 +66,15 @@ def resumption(options: Options, store: Store, communicator: Communicator) -> Re
 
     def look() -> None:
         store.prepare()
-        if options.resume == AUTO:
+        if wanted == AUTO:
             newest = store.newest(tell)
             found.extend([newest] if newest is not None else [])
-        elif options.resume != NEVER:
-            path = Path(options.resume)
+        elif wanted != NEVER:
+            path = Path(wanted)
             found.append((path, read_one(path)))
 
+    again = reporter()
+    wanted = AUTO if again is not None and again.resumes else options.resume
     root_only(communicator, look)
     source, snapshot = found[0] if found else ("", Snapshot({}))
     shapes = {name: (array.dtype, array.shape) for name, array in snapshot.arrays.items()}
