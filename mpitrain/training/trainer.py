@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,9 @@ class Trainer:
             rest = self._batches(source.rest(position.epoch, position.samples))
             if source.train_count - position.samples < self.world.size:
                 parallel.begin_without_data(rest)
-            with every.rest_of_epoch(position.step):
+            with every.rest_of_epoch(position.step), warnings.catch_warnings():
+                # Nothing may be left of it but its end.
+                warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
                 self.model.fit(rest, initial_epoch=position.epoch, epochs=first, **arguments)
             if self.model.stop_training:
                 epochs = first
