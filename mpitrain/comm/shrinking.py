@@ -60,6 +60,12 @@ def check(world: World) -> None:
     raise AgreedError(f"--on-failure shrink: {library} as it was started here ends with the first lost rank; {remedy}")
 
 
+def is_survived(world: World, error: Exception) -> bool:
+    """Local: whether an error, of MPI or of a graph that has used it, tells of a rank that the job goes on without."""
+    told = (error, world.activity.error)
+    return world.faults.on_failure == SHRINK and any(isinstance(one, RankLostError) for one in told)
+
+
 def shrink(world: World, where: int = 0) -> Left:
     """Collective among the ranks that are left: the job goes on with them.
 

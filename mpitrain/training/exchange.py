@@ -89,6 +89,10 @@ class Exchange:
         """Where the time went, on this rank."""
         return self.reducer.statistics
 
+    def count_from(self, updates: int) -> None:
+        """Local: so many updates are made, on all ranks."""
+        self.world.activity.updates = self.statistics.updates = updates
+
     def next_number(self) -> int:
         """Local: 0, 1, 2, ...: tells optimizers apart, whose variables may have equal names."""
         return next(self._numbers)

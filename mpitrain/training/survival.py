@@ -228,8 +228,7 @@ class Survival:
         return found
 
     def _is_loss(self, error: Exception) -> bool:
-        is_loss = isinstance(error, RankLostError) or isinstance(self._world.activity.error, RankLostError)
-        return is_loss and self._world.faults.on_failure == SHRINK and self.source.deal is not None
+        return self.source.deal is not None and shrinking.is_survived(self._world, error)
 
     def _survive(self, stage: int, per_step: int, error: Exception) -> None:
         """Collective: go on with those that are left, whoever dies meanwhile."""
@@ -293,7 +292,7 @@ class Survival:
         variables = [item.variable for item in items_of(self._model) if item.rule is None]
         adopt(variables, root, world=world)
         # From here on nothing is asked of the others.
-        activity.updates = exchange_of(world).reducer.statistics.updates = furthest[1]
+        exchange_of(world).count_from(furthest[1])
         self._results, self._model.stop_training = dict(results), stop
         for callback, counted in zip(self._counting, counters, strict=True):
             set_counters(callback, counted)
