@@ -109,6 +109,9 @@ class MpiCommunicator:
 
         self.library: str = MPI.Get_library_version().split("\n")[0].split(", package")[0].strip(" \x00")
         check_library(launcher, MPI.Get_library_version())
+        fault_tolerant = os.environ.get(FAULT_TOLERANT) == "1" and self.library.startswith("Open MPI")
+        if fault_tolerant:  # else MPI_Finalize now and then waits for the lost, for ever (seen: Open MPI 5.0.11)
+            os.environ.setdefault("OMPI_MCA_ompi_async_mpi_finalize", "1")
         if not MPI.Is_initialized():
             with warnings.catch_warnings():
                 # Of two mixed MPIs mpi4py warns on each rank; `launcher.check` says it once, and what to do.
@@ -117,7 +120,7 @@ class MpiCommunicator:
         self._mpi = MPI
         self.failure: type[Exception] = MPI.Exception
         self.lost_seconds: float | None = None
-        self._can_shrink = os.environ.get(FAULT_TOLERANT) == "1" and self.library.startswith("Open MPI")
+        self._can_shrink = fault_tolerant
         self._revoked: list[Any] = []  # kept: what was under way on them is forgotten by nobody
         self.activity = Activity()
         # Ranks of this host outnumber its cores: every wait then polls politely, else small

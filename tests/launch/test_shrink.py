@@ -1,4 +1,4 @@
-"""Ranks that die while the others go on: who notices, what is told, what is trained, and with which exit code it ends."""
+"""Ranks that die while the others go on: who notices, what is told, what is trained, and how it ends."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:
         os.kill(pid_of(job, 0), signal.SIGKILL)
     finished = none_is_left(job)
     assert finished.returncode == 0, finished.output
-    found = re.search(r"^result +accuracy ([\d.]+)", finished.stdout, re.MULTILINE)
-    assert found and float(found[1]) > 0.9, finished.output
+    (accuracy,) = re.findall(r"^result +accuracy ([\d.]+)", finished.stdout, re.MULTILINE)
+    assert float(accuracy) > 0.9, finished.output
     assert "epoch 12/12" in finished.stdout, "the next rank shows what the first did"
     assert re.search(r"^lost +rank 0 \(\S+\) in epoch [34] after update \d+; 2 ranks", finished.stdout, re.MULTILINE)
     summary = json.loads((tmp_path / "summary.json").read_text())
