@@ -59,7 +59,7 @@ class RankLostError(CollectiveError):
     """A rank of the job has died; the others can go on without it, or end."""
 
 
-class TooFewRanksError(RankLostError):
+class TooFewRanksError(CollectiveError):
     """Fewer ranks are left than the job is to go on with."""
 
 
