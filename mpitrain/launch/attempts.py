@@ -33,6 +33,8 @@ def run_attempts(attempt: Attempt, request: Request, restarts: Restarts, start_t
             outcome = attempt(again.request, number, again.resumes)
             code, said = judge(outcome, again.request, start_timeout_seconds)
             following, sentence = restarts.after(outcome, code, again.request)
+            if outcome.tail[-1:] not in (b"", b"\n"):
+                sys.stderr.write("\n")  # launchers leave lines unfinished
             for text in [*said, sentence]:
                 tell(text)
             if following is None:

@@ -64,7 +64,8 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (failed(), Failure(510, 0, "rank 1 on b", "was killed by SIGKILL")),
+        (failed(), Failure(510, 0, "rank 1 on b", "was killed by SIGKILL", (), True)),
+        (failed(RAISED), Failure(510, 0, "ranks 0, 1 on a", "ValueError: loss is nan")),
         (
             outcome(9, ("step", 10), ("step", 14), ("step", 17)),
             Failure(17, 10, "", "the launcher ended with exit code 9"),
@@ -90,6 +91,8 @@ def test_failures(given: Outcome, expected: Failure) -> None:
         (Failure(5, 0, "", "x"), Failure(5, 0, "", "y"), False),
         (Failure(5, 3, "", "x"), Failure(8, 0, "", "x"), True),
         (Failure(5, 3, "", "x"), Failure(9, 2, "", "x"), False),
+        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 1", "x", (), True), True),
+        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 2", "x", (), True), False),
     ],
 )
 def test_failures_that_are_alike(one: Failure, other: Failure, alike: bool) -> None:
