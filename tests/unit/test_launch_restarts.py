@@ -14,7 +14,7 @@ from mpitrain.errors import UsageError
 from mpitrain.launch.attempts import run_attempts
 from mpitrain.launch.report import Listener, Mark, ToldFault
 from mpitrain.launch.request import Request
-from mpitrain.launch.restarts import Failure, Policy, Restarts, policy, promise, without
+from mpitrain.launch.restarts import Again, Failure, Policy, Restarts, policy, promise, without
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.runtime.hostfile import parse
 
@@ -210,8 +210,8 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [failed(KILLED, ("saved", 500)), outcome(137, ("finished", 0))]
     seen = []
 
-    def attempt(request: Request, number: int, resumes: bool) -> Outcome:
-        seen.append((request.ranks, number, resumes))
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+        seen.append((again.request.ranks, number, again.resumes))
         return outcomes[number]
 
     assert run_attempts(attempt, REQUEST, Restarts(Policy(1)), 30) == 0
@@ -222,7 +222,7 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_signal_ends_the_waiting() -> None:
-    def attempt(request: Request, number: int, resumes: bool) -> Outcome:
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
         assert number < 6
         return failed(replace(KILLED, step=number))
 
