@@ -25,7 +25,7 @@ from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
 from mpitrain.launch.report import OUTPUT_VARIABLE, RESUME_VARIABLE, RUN_VARIABLE
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
-from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Restarts
+from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.launch.surviving import SHRINK, surviving
@@ -138,28 +138,35 @@ def run(arguments: argparse.Namespace) -> int:
     if policy.restarts:
         tell(restarts.promise(policy, job.request, origin(job, arguments.rest)))
 
-    def attempt(request: Request, number: int, resumes: bool) -> Outcome:
-        return _attempt(arguments, dataclasses.replace(job, request=request), ssh, number, resumes)
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+        return _attempt(arguments, job, ssh, again, number, pending)
 
     return run_attempts(attempt, job.request, Restarts(policy), arguments.start_timeout)
 
 
-def _attempt(arguments: argparse.Namespace, job: Job, ssh: Ssh, number: int, resumes: bool) -> Outcome:
+def _attempt(
+    arguments: argparse.Namespace, job: Job, ssh: Ssh, again: Again, number: int, pending: list[int]
+) -> Outcome:
     """Local: start the job once, and wait for its end.
 
     Args:
         arguments: of the command line.
-        job: what is started.
+        job: all but what is asked for.
         ssh: how hosts are reached.
+        again: what is asked for.
         number: of this attempt, from 0.
-        resumes: it goes on from checkpoints of an earlier one.
+        pending: signals that have come meanwhile.
     """
     secret, output = secrets.token_hex(8), _absolute(arguments.output_filename)
     if output is not None and number:
         output /= f"restart.{number}"  # what the attempts before have written stays
-    private = {RUN_VARIABLE: secret, RESUME_VARIABLE: "auto" if resumes else "", OUTPUT_VARIABLE: str(output or "")}
-    environment = {**job.request.environment, **{name: value for name, value in private.items() if value}}
-    job = dataclasses.replace(job, request=dataclasses.replace(job.request, environment=environment))
+    private = {
+        RUN_VARIABLE: secret,
+        RESUME_VARIABLE: "auto" if again.resumes else "",
+        OUTPUT_VARIABLE: str(output or ""),
+    }
+    environment = {**again.request.environment, **{name: value for name, value in private.items() if value}}
+    job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None
         command = job.command(os.environ, str(agent.path) if agent else None)
@@ -175,7 +182,7 @@ def _attempt(arguments: argparse.Namespace, job: Job, ssh: Ssh, number: int, res
             arguments.kill_after,
             output,
         )
-        return Supervisor(plan, agent).run()
+        return Supervisor(plan, agent, pending).run()
 
 
 def origin(job: Job, words: Sequence[str]) -> str:

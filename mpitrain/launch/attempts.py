@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 from mpitrain.launch.request import Request
 from mpitrain.launch.restarts import Again, Restarts
-from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome, Signals
+from mpitrain.launch.supervisor import ENDING_SIGNALS, TICK_SECONDS, Outcome, Signals
 from mpitrain.launch.verdict import judge
 
-Attempt = Callable[[Request, int, bool], Outcome]
+Attempt = Callable[[Again, int, list[int]], Outcome]
 
 
 def run_attempts(attempt: Attempt, request: Request, restarts: Restarts, start_timeout_seconds: float) -> int:
     """Local: the exit code of the last attempt. For the main thread of a process that does nothing else.
 
     Args:
-        attempt: starts what is asked for and waits for its end; it is given the number of the attempt, from 0, and
-            whether checkpoints of an earlier one are to be gone on from.
+        attempt: starts what is asked for and waits for its end; it is given the number of the attempt, from 0, and the
+            signals that have come meanwhile, to which it adds.
         request: the first one.
         restarts: decides what comes next.
         start_timeout_seconds: in which ranks had to meet.
@@ -30,9 +30,11 @@ def run_attempts(attempt: Attempt, request: Request, restarts: Restarts, start_t
     with Signals(pending) as wakeup:
         number = 0
         while True:
-            outcome = attempt(again.request, number, again.resumes)
+            outcome = attempt(again, number, pending)
             code, said = judge(outcome, again.request, start_timeout_seconds)
             following, sentence = restarts.after(outcome, code, again.request)
+            if outcome.tail[-1:] not in (b"", b"\n"):
+                sys.stderr.write("\n")  # launchers leave lines unfinished
             for text in [*said, sentence]:
                 tell(text)
             if following is None:
@@ -52,12 +54,12 @@ def tell(text: str) -> None:
 
 
 def _wait(wakeup: int, pending: list[int], seconds: float) -> int:
-    """Local: the signal that ends the waiting, or 0."""
+    """Local: the signal that ends the waiting, or 0. Others mean nothing to a job that does not run."""
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        for signum in pending:
-            if signum in ENDING_SIGNALS:
-                return signum
+    while True:
+        ending = [signum for signum in pending if signum in ENDING_SIGNALS]
         pending.clear()
-        select.select([wakeup], [], [], min(left, 0.25))
-    return 0
+        left = deadline - time.monotonic()
+        if ending or left <= 0:
+            return next(iter(ending), 0)
+        select.select([wakeup], [], [], min(left, TICK_SECONDS))

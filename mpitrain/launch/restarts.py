@@ -74,6 +74,7 @@ class Failure:
         place: ranks and hosts, if known.
         reason: the same for two failures of the same cause.
         lost: hosts to which there is no connection.
+        is_death: a rank ended by something else than its program.
     """
 
     step: int
@@ -81,6 +82,7 @@ class Failure:
     place: str
     reason: str
     lost: tuple[str, ...] = ()
+    is_death: bool = False
 
     @classmethod
     def of(cls, outcome: Outcome, code: int) -> Failure:
@@ -99,13 +101,18 @@ class Failure:
             word = "was lost" if outcome.met else "could not be made"
             return cls(step, spread, "", f"the connection to {', '.join(sorted(lost))} {word}", lost)
         if fault is not None:
-            return cls(step, spread, fault.place, fault.reason)
+            return cls(step, spread, fault.place, fault.reason, (), fault.kind == "death")
         if outcome.timed_out:
             return cls(step, spread, "", "the ranks did not meet")
         return cls(step, spread, "", f"the launcher ended with exit code {code}")
 
     def is_like(self, other: Failure) -> bool:
-        """Whether it is the same step, as far as that is known, and the same reason."""
+        """Whether it is the same step, as far as that is known, and the same reason.
+
+        Where a rank was killed the rank belongs to it: the same samples would kill the same rank.
+        """
+        if self.is_death and other.is_death and self.place != other.place:
+            return False
         return self.reason == other.reason and abs(self.step - other.step) <= max(self.spread, other.spread)
 
     def __str__(self) -> str:

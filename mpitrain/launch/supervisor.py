@@ -104,12 +104,13 @@ class Supervisor:
     Args:
         plan: what to run.
         agent: the program that stands for ssh, if there is one.
+        pending: signals that have come before it is started.
     """
 
-    def __init__(self, plan: Plan, agent: Agent | None = None) -> None:
+    def __init__(self, plan: Plan, agent: Agent | None = None, pending: list[int] | None = None) -> None:
         self._plan, self._agent = plan, agent
         self._outcome = Outcome(0, Listener(plan.secret))
-        self._pending: list[int] = []
+        self._pending = [] if pending is None else pending
         self._leaving: set[str] = set()  # hosts whose connection has ended; perhaps the launcher is about to end, too
         self._ending: list[tuple[float, int]] = []  # when the launcher is sent which signal, unless it ends before
 

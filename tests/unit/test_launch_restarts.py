@@ -14,7 +14,7 @@ from mpitrain.errors import UsageError
 from mpitrain.launch.attempts import run_attempts
 from mpitrain.launch.report import Listener, Mark, ToldFault
 from mpitrain.launch.request import Request
-from mpitrain.launch.restarts import Failure, Policy, Restarts, policy, promise, without
+from mpitrain.launch.restarts import Again, Failure, Policy, Restarts, policy, promise, without
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.runtime.hostfile import parse
 
@@ -64,7 +64,8 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (failed(), Failure(510, 0, "rank 1 on b", "was killed by SIGKILL")),
+        (failed(), Failure(510, 0, "rank 1 on b", "was killed by SIGKILL", (), True)),
+        (failed(RAISED), Failure(510, 0, "ranks 0, 1 on a", "ValueError: loss is nan")),
         (
             outcome(9, ("step", 10), ("step", 14), ("step", 17)),
             Failure(17, 10, "", "the launcher ended with exit code 9"),
@@ -90,6 +91,8 @@ def test_failures(given: Outcome, expected: Failure) -> None:
         (Failure(5, 0, "", "x"), Failure(5, 0, "", "y"), False),
         (Failure(5, 3, "", "x"), Failure(8, 0, "", "x"), True),
         (Failure(5, 3, "", "x"), Failure(9, 2, "", "x"), False),
+        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 1", "x", (), True), True),
+        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 2", "x", (), True), False),
     ],
 )
 def test_failures_that_are_alike(one: Failure, other: Failure, alike: bool) -> None:
@@ -207,8 +210,8 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [failed(KILLED, ("saved", 500)), outcome(137, ("finished", 0))]
     seen = []
 
-    def attempt(request: Request, number: int, resumes: bool) -> Outcome:
-        seen.append((request.ranks, number, resumes))
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+        seen.append((again.request.ranks, number, again.resumes))
         return outcomes[number]
 
     assert run_attempts(attempt, REQUEST, Restarts(Policy(1)), 30) == 0
@@ -219,7 +222,7 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_signal_ends_the_waiting() -> None:
-    def attempt(request: Request, number: int, resumes: bool) -> Outcome:
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
         assert number < 6
         return failed(replace(KILLED, step=number))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from mpitrain.training.checkpoint.options import AUTO, NEVER, Dealt, Options, Po
 from mpitrain.training.checkpoint.store import Store, read_one
 
 Tell = Callable[[str], None]
+NONE_HERE = (
+    "THE CHECKPOINTS of the attempts before are not in {directory} on {host}: training begins anew. Rank 0 reads and "
+    "writes there, so give a --checkpoint-dir that all hosts share"
+)
 
 
 def tell(text: str) -> None:
@@ -62,6 +67,9 @@ def resumption(options: Options, store: Store, communicator: Communicator) -> Re
         AgreedError: on all ranks: the directory cannot be written to, the checkpoint that was named is damaged, or
             all that are there are.
     """
+    teller = reporter()
+    resumes = teller is not None and teller.resumes
+    wanted = AUTO if resumes else options.resume
     found: list[tuple[Path, Snapshot]] = []
 
     def look() -> None:
@@ -69,12 +77,12 @@ def resumption(options: Options, store: Store, communicator: Communicator) -> Re
         if wanted == AUTO:
             newest = store.newest(tell)
             found.extend([newest] if newest is not None else [])
+            if newest is None and resumes:
+                tell(NONE_HERE.format(directory=store.directory, host=os.uname().nodename))
         elif wanted != NEVER:
             path = Path(wanted)
             found.append((path, read_one(path)))
 
-    again = reporter()
-    wanted = AUTO if again is not None and again.resumes else options.resume
     root_only(communicator, look)
     source, snapshot = found[0] if found else ("", Snapshot({}))
     shapes = {name: (array.dtype, array.shape) for name, array in snapshot.arrays.items()}
