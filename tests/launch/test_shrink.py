@@ -114,8 +114,9 @@ def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun:
 
 
 def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:
-    own = ["--model", "mlp", "--epochs", "12", "--output", str(tmp_path)]
-    job = run(mpirun, 3, ["--start-timeout", "150"], *own)
+    checkpoints = tmp_path / "checkpoints"
+    own = ["--model", "mlp", "--epochs", "12", "--output", str(tmp_path), "--checkpoint-dir", str(checkpoints)]
+    job = run(mpirun, 3, ["--start-timeout", "150"], *own, "--checkpoint-every", "3steps")
     assert job.process.stdout is not None
     shown = next((line for line in job.process.stdout if line.startswith("epoch 2/12")), None)
     if shown is not None:
@@ -129,6 +130,9 @@ def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["ranks"], len(summary["history"]["loss"])) == (2, 12)
     assert [loss["ranks"] for loss in summary["losses"]] == [[0]]
+    manifest = json.loads((max(checkpoints.glob("checkpoint-*")) / "manifest.json").read_text())["info"]
+    assert (manifest["position"]["epoch"], manifest["ranks"]) == (12, 2), "the next rank writes what the first did"
+    assert manifest["history"] == summary["history"]
 
 
 def test_what_horovods_elastic_run_runs_goes_on_from_its_last_commit(mpirun: Mpirun) -> None:
