@@ -133,6 +133,7 @@ class TrainConfig:
     device: str = _option("auto", str, "what each rank computes on", choices=("auto", "cpu", "gpu"))
     gpu_memory: str | None = _option(None, str, "growth, a fraction, or MiB, for each rank")
     share_gpus: bool = _option(False, bool, "let several ranks use one GPU")
+    visible_devices: str | None = _option(None, str, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST")
     intra_threads: int | None = _option(None, int, "threads within an operation, per rank", least=1, metavar="N")
     inter_threads: int | None = _option(None, int, "operations at the same time, per rank", least=1, metavar="N")
     stall_warning: float | None = _option(
