@@ -77,7 +77,7 @@ def _eager_operations(table: Table) -> Iterator[None]:
         if not kind.startswith("__"):  # a function, whose graph is collected
             devices = {output.backing_device for output in outputs if hasattr(output, "backing_device")}
             for device in sorted(devices):
-                table.add(Row(name or kind, kind, found.device_name or "", device))
+                table.add(Row((name or kind).rstrip("/"), kind, found.device_name or "", device))
 
     found.add_op_callback(executed)
     try:
@@ -90,5 +90,5 @@ def _add(table: Table, requested: dict[str, str], partitions: Iterable[Any]) -> 
     """The operations of the program; those that TensorFlow has put between them are left out."""
     for graph in partitions:
         for node in graph.node:
-            if node.name in requested:
+            if node.name in requested and not node.op.startswith("_"):  # arguments and results of functions
                 table.add(Row(node.name, node.op, requested[node.name], node.device))
