@@ -41,8 +41,9 @@ class Table:
         self._rows[row] = None
 
     def actual(self, operation: str) -> list[str]:
-        """Local: where an operation ran, by its name or the end of it behind a slash."""
-        return [short(row.actual) for row in self if f"/{row.operation}".endswith(f"/{operation}")]
+        """Local: where an operation ran, by its name; where none has that name, by the end of it behind a slash."""
+        whole = [short(row.actual) for row in self if row.operation == operation]
+        return whole or [short(row.actual) for row in self if row.operation.endswith(f"/{operation}")]
 
     def counts(self) -> dict[str, int]:
         """Local: how many operations ran on each device."""
