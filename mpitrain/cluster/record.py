@@ -13,11 +13,12 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from mpitrain.cluster.jobs import Cluster
 from mpitrain.errors import UsageError
+from mpitrain.faults.processes import Process
 
 VARIABLE = "MPITRAIN_CLUSTER"  # the file's path, for a client that `mpitrain serve` starts
 DEFAULT_NAME = "default"
@@ -69,7 +70,8 @@ class Record:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.stopping.unlink(missing_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:  # for this user alone
-                json.dump({"jobs": cluster.as_dict(), "host": os.uname().nodename, "pid": os.getpid()}, file)
+                root = {"host": os.uname().nodename, "process": astuple(Process.current())}
+                json.dump({"jobs": cluster.as_dict(), "rank 0": root}, file)
             Path(file.name).replace(self.path)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written ({error.strerror}): set XDG_CACHE_HOME") from error
@@ -124,13 +126,24 @@ class Record:
         """
         self.read()
         self.path.replace(self.stopping)
+        root = self._root()
         deadline = time.monotonic() + timeout_seconds
-        while self.stopping.exists():
-            if time.monotonic() > deadline or not self.is_alive():
-                self.remove()
-                return False
+        while time.monotonic() < deadline:
+            gone = root is not None and root.state() in (None, "Z")
+            if not self.stopping.exists() and (gone or root is None):
+                return True
+            if self.stopping.exists() and (gone or not self.is_alive()):
+                break
             time.sleep(LOOK_SECONDS)
-        return True
+        self.remove()
+        return False
+
+    def _root(self) -> Process | None:
+        """Rank 0, where it is on this host."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            root = json.loads(self.stopping.read_text())["rank 0"]
+            return Process(*root["process"]) if root["host"] == os.uname().nodename else None
+        return None
 
 
 def find(name: str | None = None) -> Cluster:

@@ -55,7 +55,6 @@ def test_a_client_finds_what_was_written(record: Record, monkeypatch: pytest.Mon
     record.write(CLUSTER)
     assert record.read() == Cluster(CLUSTER.jobs)
     assert record.path.stat().st_mode & 0o077 == 0
-    assert json.loads(record.path.read_text())["pid"] == os.getpid()
     monkeypatch.setenv(VARIABLE, str(record.path))
     assert find() == Cluster(CLUSTER.jobs)
     monkeypatch.setenv("XDG_CACHE_HOME", str(record.path.parents[2]))
@@ -83,8 +82,16 @@ def test_bad_names(name: str) -> None:
         Record.named(name, {})
 
 
-def test_stop_waits_for_the_end(record: Record) -> None:
+def written_by(record: Record, **root: Any) -> None:
+    """As another process would have written it."""
     record.write(CLUSTER)
+    told = json.loads(record.path.read_text())
+    told["rank 0"] |= root
+    record.path.write_text(json.dumps(told))
+
+
+def test_stop_waits_for_the_end(record: Record) -> None:
+    written_by(record, host="elsewhere")
     assert record.beat()
     ended: list[bool] = []
 
@@ -110,7 +117,11 @@ def test_stop_of_a_cluster_that_is_gone(record: Record) -> None:
     os.utime(record.path, (long_ago, long_ago))
     assert not record.stop(30.0)
     record.write(CLUSTER)
-    assert not record.stop(0.0)
+    assert not record.stop(0.2)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    written_by(record, process=[ended.pid, 1])
+    assert not record.stop(30.0)
     assert list(record.path.parent.iterdir()) == []
 
 
