@@ -123,10 +123,8 @@ def narrowed(visible: Visible, names: str) -> Visible:
     """
     wanted = _listed(names)
     if not wanted or not set(wanted) <= set(visible.devices) or len(wanted) != len(names.split(",")):
-        seen = f"the GPUs {','.join(visible.devices)}" if visible.devices else "no GPU"
-        raise DeviceError(
-            f"visible devices {names!r}: expected some of {seen}, as the machine or {visible.variable} has"
-        )
+        seen = f"some of {','.join(visible.devices)}" if visible.devices else "nothing, for this rank sees no GPU"
+        raise DeviceError(f"--visible-devices {names!r}: expected {seen} ({visible.variable})")
     return replace(visible, devices=wanted)
 
 
