@@ -23,7 +23,7 @@ from mpitrain.launch.dialect import without_rank
 from mpitrain.runtime.signals import StopSignals
 
 LOOK_SECONDS = 0.1
-GRACE_SECONDS = 20.0  # from a signal to the end of this rank, whatever the others do
+GRACE_SECONDS = 35.0  # from a signal to the end of this rank, whatever the others do
 CLIENT_SECONDS = 5.0  # in which a client ends when it is told to
 GOING = -1  # what `asked` says while nobody asks
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mpitrain.cli.serve import divide
 from mpitrain.cluster.jobs import Cluster, Task
 from mpitrain.cluster.record import DEAD_SECONDS, VARIABLE, Record, find
 from mpitrain.cluster.serving import GOING, Client, wait
@@ -181,3 +182,23 @@ def test_a_client_ends_when_it_is_told_or_left(record: Record, tmp_path: Path) -
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "rest"),
+    [
+        ("", "", ""),
+        ("--jobs ps=1,worker", "--jobs ps=1,worker", ""),
+        ("--jobs worker client.py --stop", "--jobs worker", "client.py --stop"),
+        ("--insecure-network -m client --name x", "--insecure-network", "-m client --name x"),
+        (
+            "--bind 10.0.0.0/8 --port=2222 --gpu-memory 0.4 c.py",
+            "--bind 10.0.0.0/8 --port=2222 --gpu-memory 0.4",
+            "c.py",
+        ),
+        ("-h", "-h", ""),
+        ("--stop --name other", "--stop --name other", ""),
+    ],
+)
+def test_what_is_for_serve_and_what_for_its_client(arguments: str, own: str, rest: str) -> None:
+    assert divide(arguments.split()) == (own.split(), rest.split())
