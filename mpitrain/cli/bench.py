@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     own.add_argument("--mebibytes", type=_positive(float), default=ordering.MEBIBYTES, metavar="M", help="of each")
     own.add_argument("--tensors", type=_positive(int), default=ordering.TENSORS, metavar="N", help="of a step")
     own.add_argument("--windows", type=_list(_positive(int)), default=list(ordering.WINDOWS), metavar="A,B")
-    own.add_argument("--work-seconds", type=_positive(float), default=0.1, metavar="S", help="with each tensor")
+    own.add_argument("--work-seconds", type=_positive(float), metavar="S", help="with each; default: as it travels")
     own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
     own.add_argument("--bind", metavar="NETWORKS", help="on several hosts: who may connect to the servers")
     own.add_argument("--insecure-network", action="store_true", help="let everybody connect")
@@ -99,7 +99,7 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.benchmark == "eager":
         return eager.measure(world, arguments.bytes, arguments.repeat)
     if arguments.benchmark == "ordering":
-        load = ordering.Load(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
+        load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
         who = (arguments.bind, arguments.insecure_network)
         return ordering.measure(world, load, arguments.windows, arguments.repeat, *who)
     timing = step.Timing(arguments.repeat, arguments.block_seconds)

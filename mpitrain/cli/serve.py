@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     atexit.register(_remove, written)
     world = _start(arguments)
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
+    root_only(world.communicator, record.check)
     server = start_server(
         arguments.jobs,
         bind=arguments.bind,
@@ -86,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_devices=arguments.cpu_devices,
         world=world,
     )
-    record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
     root_only(world.communicator, lambda: record.write(server.cluster))
     client = None
     if world.is_root:

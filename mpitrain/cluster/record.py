@@ -55,17 +55,25 @@ class Record:
         """What the file is called from the request to stop to the end."""
         return self.path.with_suffix(".stopping")
 
-    def write(self, cluster: Cluster) -> None:
-        """Local: tell that the cluster runs.
+    def check(self) -> None:
+        """Local: see whether the name is free.
 
         Raises:
-            UsageError: another one of that name runs, or nothing can be written there.
+            UsageError: another cluster of that name runs.
         """
         if self.is_alive():
             raise UsageError(
                 f"a cluster named {self.path.stem} runs already ({self.path}): stop it with `mpitrain serve --stop "
                 f"--name {self.path.stem}`, or give this one another --name"
             )
+
+    def write(self, cluster: Cluster) -> None:
+        """Local: tell that the cluster runs.
+
+        Raises:
+            UsageError: another one of that name runs, or nothing can be written there.
+        """
+        self.check()
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.stopping.unlink(missing_ok=True)
