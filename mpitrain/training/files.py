@@ -32,6 +32,8 @@ MODULES = {
 WRITING_CALLBACKS: dict[str, tuple[str, ...]] = {
     "CSVLogger": ("on_train_begin", "on_epoch_end", "on_train_end"),
     "BackupAndRestore": ("_save_model", "on_train_end"),
+    "OrbaxCheckpoint": ("_save_checkpoint",),
+    "RemoteMonitor": ("on_epoch_end",),
     "TensorBoard": (
         *("set_model", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end", "on_epoch_begin"),
         *("on_epoch_end", "on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"),
@@ -77,7 +79,7 @@ class Files:
             tf.train.CheckpointManager.latest_checkpoint = property(_latest_checkpoint)
             self._replace(tf.train.CheckpointManager, "restore_or_initialize", _looking_first)
             for callback, methods in WRITING_CALLBACKS.items():
-                for method in methods:
+                for method in methods if hasattr(keras.callbacks, callback) else ():
                     setattr(getattr(keras.callbacks, callback), method, _nothing)
 
     def _replace(self, owner: Any, name: str, make: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
