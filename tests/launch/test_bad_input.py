@@ -146,7 +146,7 @@ def run(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, results: Path)
     def filled(arguments: tuple[str, ...]) -> list[str]:
         return [argument.replace("{dir}", str(directory)) for argument in arguments]
 
-    rows = [[case.name, filled(case.arguments), filled(case.others or case.arguments)] for case in cases]
+    rows = [[case.name, filled(case.arguments), filled(case.others or case.arguments), {}] for case in cases]
     (results / "cases.json").write_text(json.dumps(rows))
     program = Path(__file__).with_name("bad_input_program.py")
     finished = mpirun(
