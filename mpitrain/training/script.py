@@ -17,6 +17,7 @@ from pathlib import Path
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
+from mpitrain.training.output import DIRECTORY_MODE
 
 PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
 
@@ -118,6 +119,7 @@ def _run_divided(
 ) -> None:
     from mpitrain.data.portions import Portion
     from mpitrain.training.files import Files, on_root
+    from mpitrain.training.own_files import OwnFiles, share_directories
     from mpitrain.training.unmodified import DryRunEnded, Unmodified
 
     _seed_alike(world, changes.note)
@@ -125,6 +127,8 @@ def _run_divided(
     unmodified = Unmodified(world, portion, changes.note, division.dry_run, division.divide_loops)
     unmodified.install()
     Files(world, changes.note, lambda: unmodified.training).install()
+    share_directories()
+    OwnFiles(changes.note, world.size, world.is_root).watch()
     ask = builtins.input
     builtins.input = lambda *prompt: on_root(world, "input", lambda: ask(*prompt))
     try:
@@ -159,7 +163,7 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
     """
     if world.size > 1:
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
             log = (output / f"rank-{world.rank}.log").open("w", buffering=1)
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error

@@ -37,7 +37,7 @@ def run(cases: Path, results: Path) -> None:
             os.environ.pop(variable)
         os.environ.update(before)
         found[name] = [code, out.getvalue(), err.getvalue(), time.monotonic() - began]
-    (results / f"{rank}.json").write_text(json.dumps(found))
+        (results / f"{rank}.json").write_text(json.dumps(found))  # where it hangs, the last one tells
 
 
 if __name__ == "__main__":
