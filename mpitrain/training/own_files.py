@@ -36,7 +36,7 @@ def share_directories() -> None:
         except FileExistsError:
             if dir_fd is not None or place in taken or not _new_directory(place, began):
                 raise
-        taken.add(place)
+        taken.update((place, *place.parents))
 
     os.mkdir = mkdir
 
