@@ -23,7 +23,7 @@ from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
-from mpitrain.runtime import gpus, launcher
+from mpitrain.runtime import gpus, imports, launcher
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.threads import ThreadPlan
@@ -170,6 +170,7 @@ def init(
         if asked or any(value not in (None, getattr(faults, name)) for name, value in given.items()):
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
+    imports.install()
     environ = os.environ
     report.tell("begun")
     patience = FaultOptions.patience(environ, stall_abort)

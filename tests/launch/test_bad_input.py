@@ -223,8 +223,13 @@ def run(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, results: Path)
     return [json.loads((results / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.mpich
-@pytest.mark.parametrize("cases", [BEFORE_TENSORFLOW, WITH_TENSORFLOW], ids=["options", "data and models"])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(BEFORE_TENSORFLOW, id="options", marks=pytest.mark.mpich),
+        pytest.param(WITH_TENSORFLOW, id="data and models"),
+    ],
+)
 def test_bad_input(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, tmp_path: Path) -> None:
     root, other = run(mpirun, cases, directory, tmp_path)
     wrong = []
