@@ -117,7 +117,7 @@ class World:
             wait()
         if self.watchdog is not None:
             self.watchdog.stop()
-        report.tell("finished", self.rank)
+        report.finished(self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -177,7 +177,7 @@ def init(
     with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
         communicator, topology = _connect(environ)
         report.tell("met", topology.rank)
-        exits = Exits(topology, communicator.abort)
+        exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()
         faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
         watchdog = watch.start(communicator, topology, faults, environ)

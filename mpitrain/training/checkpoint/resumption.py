@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.together import root_only
 from mpitrain.errors import UsageError
+from mpitrain.launch.report import reporter
 from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
 from mpitrain.training.checkpoint.store import Store, read_one
@@ -29,6 +31,10 @@ REMEMBERED: dict[str, Any] = {
     "learning rate": float | int | None,
     "all_reduce": str | None,
 }
+NONE_HERE = (
+    "THE CHECKPOINTS of the attempts before are not in {directory} on {host}: training begins anew. Rank 0 reads and "
+    "writes there, so give a --checkpoint-dir that all hosts share"
+)
 
 
 def tell(text: str) -> None:
@@ -66,19 +72,26 @@ class Resumption:
 def resumption(options: Options, store: Store, communicator: Communicator) -> Resumption | None:
     """Collective: the checkpoint to go on from, read by rank 0 and sent to all; None to begin anew.
 
+    A job that `mpitrain run` starts again goes on from the checkpoints it has written, whatever it was told at first.
+
     Raises:
         AgreedError: on all ranks: the directory cannot be written to, the checkpoint that was named is damaged, or
             all that are there are.
     """
+    teller = reporter()
+    resumes = teller is not None and teller.resumes
+    wanted = AUTO if resumes else options.resume
     found: list[tuple[Path, Snapshot]] = []
 
     def look() -> None:
         store.prepare()
-        if options.resume == AUTO:
+        if wanted == AUTO:
             newest = store.newest(tell)
             found.extend([newest] if newest is not None else [])
-        elif options.resume != NEVER:
-            path = Path(options.resume)
+            if newest is None and resumes:
+                tell(NONE_HERE.format(directory=store.directory, host=os.uname().nodename))
+        elif wanted != NEVER:
+            path = Path(wanted)
             found.append((path, read_one(path)))
         for path, snapshot in found:
             _check(path, snapshot.info)
