@@ -20,7 +20,7 @@ from mpitrain.runtime.launcher import detect
 # which is not named but seen by the script among the arguments. Some have `divide(arguments) -> (own, rest)`: what
 # is not for them to read is `arguments.rest`. Nothing heavy is imported here: some commands need no TensorFlow, no
 # MPI and no NumPy.
-COMMANDS = ("train", "bench", "hosts", "run", "doctor")
+COMMANDS = ("train", "bench", "hosts", "run", "doctor", "serve")
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
 
