@@ -88,6 +88,7 @@ class PlacedCallbacks(ContinuedCallbacks):
         self.after_step: Callable[[], None] | None = None
         self.keeps_metrics = False
         self._activity, self._before = activity, activity.updates
+        self._variables: list[Any] = []
         self._metrics: list[Array] = []
         self._logs: dict[str, float] = {}
 
@@ -121,7 +122,7 @@ class PlacedCallbacks(ContinuedCallbacks):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Local: of an epoch that goes on, the metrics, too. Collective where nothing is left of it but its end."""
         self._before = self._activity.updates
-        for variable, value in zip(metrics_of(self.model), self._metrics, strict=False):
+        for variable, value in zip(self._variables, self._metrics, strict=False):
             variable.assign(value)
         super().on_epoch_begin(epoch, logs)
         if self._logs:
@@ -129,7 +130,8 @@ class PlacedCallbacks(ContinuedCallbacks):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.keeps_metrics:
-            self._metrics = [np.array(variable.numpy()) for variable in metrics_of(self.model)]
+            self._variables = self._variables or metrics_of(self.model)  # all of them, after a step
+            self._metrics = [np.array(variable.numpy()) for variable in self._variables]
         super().on_train_batch_end(batch, logs)
         if self.after_step is not None:
             self.after_step()
