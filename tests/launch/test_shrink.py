@@ -126,7 +126,7 @@ def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:
     (accuracy,) = re.findall(r"^result +accuracy ([\d.]+)", finished.stdout, re.MULTILINE)
     assert float(accuracy) > 0.9, finished.output
     assert "epoch 12/12" in finished.stdout, "the next rank shows what the first did"
-    assert re.search(r"^lost +rank 0 \(\S+\) in epoch [34] after update \d+; 2 ranks", finished.stdout, re.MULTILINE)
+    assert re.search(r"^lost +rank 0 \(\S+\) in epoch \d after update \d+; 2 ranks", finished.stdout, re.MULTILINE)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["ranks"], len(summary["history"]["loss"])) == (2, 12)
     assert [loss["ranks"] for loss in summary["losses"]] == [[0]]
