@@ -201,10 +201,7 @@ def init(
         topology.hosts,
         lambda: _devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),
     )
-    intra, inter = threads or (None, None)
-    pools = thread_rules.plan(
-        _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
-    )
+    pools = _threads(communicator, topology, *(threads or (None, None)))
     environ.update(pools.environment)
     world = world_of(communicator, topology, plan, pools)
     world.faults, world.watchdog, world.exits = faults, watchdog, exits
@@ -212,6 +209,12 @@ def init(
     _current.append(world)
     atexit.register(_finish, world, os.getpid())
     return world
+
+
+def _threads(communicator: Communicator, topology: Topology, intra: int | None, inter: int | None) -> ThreadPlan:
+    """Collective: this rank's share of the cores of its host."""
+    cores = _on_this_host(communicator, topology, thread_rules.available_cores())
+    return thread_rules.plan(cores, topology.local_rank, intra, inter)
 
 
 def _compare(communicator: Communicator, topology: Topology, faults: FaultOptions) -> None:
