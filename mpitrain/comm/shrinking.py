@@ -9,6 +9,7 @@ the same objects, with other ranks behind them.
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.world import World
 
 AT_END = 1 << 30  # as `where`: at the end of the program
+FINALIZE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,12 @@ def leave(world: World, leave_job: Callable[[], object]) -> None:
             raise
         shrink(world, AT_END)
         leave(world, leave_job)
+        return
+    if world.watchdog is not None and world.size < len(world.watchdog.roster.seats):
+        # All is done. Should MPI_Finalize wait for the lost (seen, see `comm.mpi`), no Python thread could end it.
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(FINALIZE_SECONDS)
 
 
 def layout_of(library: str, place: Topology) -> str:
