@@ -31,12 +31,12 @@ _HOME = {
     "broadcast": "mpitrain.collectives.operations",
     "reduce_scatter": "mpitrain.collectives.operations",
     "all_to_all": "mpitrain.collectives.operations",
-    "barrier": "mpitrain.collectives.operations",
-    "all_gather_obj": "mpitrain.collectives.operations",
-    "broadcast_obj": "mpitrain.collectives.operations",
-    "all_reduce_obj": "mpitrain.collectives.operations",
-    "reduce_scatter_obj": "mpitrain.collectives.operations",
-    "all_to_all_obj": "mpitrain.collectives.operations",
+    "barrier": "mpitrain.collectives.objects",
+    "all_gather_obj": "mpitrain.collectives.objects",
+    "broadcast_obj": "mpitrain.collectives.objects",
+    "all_reduce_obj": "mpitrain.collectives.objects",
+    "reduce_scatter_obj": "mpitrain.collectives.objects",
+    "all_to_all_obj": "mpitrain.collectives.objects",
 }
 
 __all__ = [
@@ -69,19 +69,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from mpitrain import cluster, placement
-    from mpitrain.collectives.operations import (
-        all_gather,
+    from mpitrain.collectives.objects import (
         all_gather_obj,
-        all_reduce,
         all_reduce_obj,
-        all_to_all,
         all_to_all_obj,
         barrier,
-        broadcast,
         broadcast_obj,
-        reduce_scatter,
         reduce_scatter_obj,
     )
+    from mpitrain.collectives.operations import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
     from mpitrain.comm.world import World, init
     from mpitrain.training import callbacks
     from mpitrain.training.exchange import sample_count

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from mpitrain.runtime import imports
+
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -15,3 +17,5 @@ else:
     # Derandomized: the same examples in every run, and on every rank of one.
     settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50, database=None)
     settings.load_profile("repeatable")
+
+imports.install()  # before test modules import Keras; in a job `mpitrain.init` does it

@@ -38,14 +38,14 @@ def measure(mpirun: Mpirun, ranks: int, repeat: int) -> Iterator[Row]:
     Args:
         mpirun: starts the jobs.
         ranks: of each job.
-        repeat: jobs of each way, after one of each that is not counted (it fills the page cache).
+        repeat: jobs of each way, after one of the last that is not counted (it fills the page cache).
     """
 
     def seconds(code: str) -> list[float]:
         return [max(mpirun.run(ranks, _BEFORE + code + _AFTER))]
 
     turns: dict[str, Callable[[], list[float]]] = {way: partial(seconds, code) for way, code in WAYS.items()}
-    interleave(turns, 1)
+    turns["mpitrain_keras_seconds"]()
     raw = interleave(turns, repeat)
     medians = {way: median(values) for way, values in raw.items()}
     figures: dict[str, float | None] = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.bench import eager, exchange, memory, ordering, peers, start, step
+from mpitrain.bench import eager, exchange, memory, ordering, peers, recovery, start, step
 from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.workload import MODELS
@@ -62,6 +63,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     names.add_parser("memory", parents=[common, models, jobs], help="peak memory (starts its own mpirun)")
     names.add_parser("start", parents=[common, jobs], help="import and start (starts its own mpirun)")
+    own = names.add_parser("recovery", parents=[common, models], help="from a lost rank to the next step (by itself)")
+    own.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    own.add_argument("--run-args", default="", metavar="'...'", help="options for mpitrain run, as one word")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,6 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     asked = {key: value for key, value in vars(arguments).items() if isinstance(value, str | int | float | list)}
     setting = machine(asked)
+    if arguments.benchmark == "recovery":
+        _writable(arguments.json)
+        options = shlex.split(arguments.run_args)
+        measured = recovery.measure(arguments.models, arguments.ranks, arguments.batch_size, arguments.repeat, options)
+        _write(arguments.json, Report(arguments.benchmark, setting, _print(measured)))
+        return 0
     if arguments.benchmark in ("memory", "start"):
         mpirun = Mpirun.find(arguments.mpirun)
         _writable(arguments.json)

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mpitrain.training import script
 
     is_module = arguments.rest[0] == "-m"
-    name, *rest = arguments.rest[is_module:]
+    name, *rest = arguments.rest[is_module:] or [""]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias

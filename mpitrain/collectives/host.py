@@ -204,11 +204,6 @@ def all_to_all(world: World, array: Buffer, splits: Buffer | None, label: str = 
     return result, received.astype(np.int32)
 
 
-def barrier(world: World) -> None:
-    """Collective: the header itself is the barrier."""
-    world.agreement.call("barrier")
-
-
 def _gather_counts(world: World, counts: Buffer | list[int]) -> Buffer:
     own = np.asarray(counts, np.int64)
     result = np.zeros((world.size, len(own)), np.int64)

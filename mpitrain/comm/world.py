@@ -23,7 +23,7 @@ from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
-from mpitrain.runtime import gpus, launcher
+from mpitrain.runtime import gpus, imports, launcher
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.threads import ThreadPlan
@@ -117,7 +117,7 @@ class World:
             wait()
         if self.watchdog is not None:
             self.watchdog.stop()
-        report.tell("finished", self.rank)
+        report.finished(self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -170,13 +170,14 @@ def init(
         if asked or any(value not in (None, getattr(faults, name)) for name, value in given.items()):
             raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
+    imports.install()
     environ = os.environ
     report.tell("begun")
     patience = FaultOptions.patience(environ, stall_abort)
     with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
         communicator, topology = _connect(environ)
         report.tell("met", topology.rank)
-        exits = Exits(topology, communicator.abort)
+        exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()
         faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
         watchdog = watch.start(communicator, topology, faults, environ)

@@ -5,14 +5,17 @@ UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E.
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.source import DataSource, Share, assemble
 from mpitrain.errors import DataError
 
-TEST_FRACTION = 0.2
-SPLIT_SEED = 0
+FILE = "datasets/data/digits.csv.gz"
+EVERY = 5  # of so many samples of a class one is a test sample
 
 
 def load_digits(share: Share) -> DataSource:
@@ -21,24 +24,38 @@ def load_digits(share: Share) -> DataSource:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets, model_selection
-    except ImportError as error:
-        raise DataError(
-            f"the bundled digits come with scikit-learn, which cannot be imported ({error}): pip install "
-            "scikit-learn, "
-            "or give your own data"
-        ) from error
-    values, labels = datasets.load_digits(return_X_y=True)
-    images = (values / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    classes = labels.astype(np.int64)
-    train_x, test_x, train_y, test_y = model_selection.train_test_split(
-        images, classes, test_size=TEST_FRACTION, stratify=classes, random_state=SPLIT_SEED
-    )
+    table = read()
+    images = (table[:, :-1] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    classes = table[:, -1].astype(np.int64)
+    test = np.zeros(len(classes), bool)
+    test[np.argsort(classes, kind="stable")[::EVERY]] = True
     return assemble(
-        array_samples(train_x, train_y),
+        array_samples(images[~test], classes[~test]),
         share,
-        test=array_samples(test_x, test_y),
+        test=array_samples(images[test], classes[test]),
         num_classes=10,
         description="handwritten digits, 8x8 (scikit-learn)",
     )
+
+
+def read() -> np.ndarray:
+    """Local: a row a digit: 64 grey values from 0 to 16, and the class.
+
+    Read from scikit-learn's own file: to import that package takes ranks 2 s of processor time each.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise DataError(
+            "the bundled digits come with scikit-learn, which is not installed: pip install scikit-learn, "
+            "or give your own data"
+        )
+    path = Path(spec.origin).parent / FILE
+    if path.exists():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn import datasets  # another release, which keeps them elsewhere
+
+    values, classes = datasets.load_digits(return_X_y=True)
+    return np.column_stack([values, classes])

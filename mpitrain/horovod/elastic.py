@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpitrain.collectives import operations as collectives
+from mpitrain.collectives import objects
 from mpitrain.errors import CollectiveError, MismatchError
 from mpitrain.horovod.basics import rank, world
 from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -79,7 +79,7 @@ class State:
         """
         new = [update for update in self._updates if update[0] > self._last_update]
         self._updates.clear()
-        everyone = [update for updates in collectives.all_gather_obj(new, world=world()) for update in updates]
+        everyone = [update for updates in objects.all_gather_obj(new, world=world()) for update in updates]
         if everyone:
             self._last_update = max(timestamp for timestamp, _ in everyone)
             raise HostsUpdatedInterrupt(all(what == HostUpdateResult.removed for _, what in everyone))

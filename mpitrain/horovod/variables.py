@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.collectives import operations as collectives
+from mpitrain.collectives import objects
 from mpitrain.horovod.basics import world
 from mpitrain.horovod.operations import broadcast
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
@@ -44,7 +44,7 @@ def broadcast_object(
 ) -> Any:
     """Collective, and at once, in graphs of TensorFlow 1 too: rank `root_rank`'s object, pickled."""
     root = position(process_set, root_rank)
-    return told(collectives.broadcast_obj, obj, root, world=member(process_set))
+    return told(objects.broadcast_obj, obj, root, world=member(process_set))
 
 
 def broadcast_object_fn(
@@ -61,7 +61,7 @@ def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Collective, and at once: every rank's object, in rank order."""
-    return list(told(collectives.all_gather_obj, obj, world=member(process_set)))
+    return list(told(objects.all_gather_obj, obj, world=member(process_set)))
 
 
 def join() -> Any:
@@ -82,5 +82,5 @@ def join() -> Any:
 
 def _join() -> int:
     made = current_exchange(world()).join(collectives=True)
-    everyone = collectives.all_gather_obj(made, world=world())
+    everyone = objects.all_gather_obj(made, world=world())
     return max(range(len(everyone)), key=lambda rank: (-everyone[rank], rank))

@@ -1,4 +1,4 @@
-"""Each benchmark runs at two ranks, prints its table on rank 0 only, and writes its raw numbers."""
+"""Each benchmark runs, prints its table on rank 0 only, and writes its raw numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,42 @@ def with_own_jobs(mpirun: Mpirun, *arguments: str) -> Finished:
     return Finished(command, done.returncode, done.stdout, done.stderr, 0.0)
 
 
-def test_exchange(mpirun: Mpirun, tmp_path: Path) -> None:
-    path = tmp_path / "new" / "exchange.json"
-    sizes = ("--mebibytes", "0.25,1", "--tensors", "1,3", "--rate", "1e9", "--repeat", "2")
-    printed, written = check(in_one_job(mpirun, 2, "exchange", *sizes, "--json", str(path)), path, "exchange")
+# Several benchmarks in one job, for TensorFlow to be loaded once; rank 0 says where the output of each ends.
+SEVERAL = """
+import json, sys
+import mpitrain
+from mpitrain.cli.main import main
+codes = []
+for arguments in json.loads(sys.argv[1]):
+    codes.append(main(["bench", *arguments]))
+    if mpitrain.init().is_root: print("END", flush=True)
+sys.exit(max(codes))
+"""
+
+
+def several(mpirun: Mpirun, np: int, commands: list[list[str]]) -> list[Finished]:
+    """What each of the benchmarks printed."""
+    finished = mpirun(np, ["-c", SEVERAL, json.dumps(commands)], timeout=SECONDS)
+    *parts, rest = finished.stdout.split("END\n")
+    assert (len(parts), rest) == (len(commands), ""), finished.output
+    return [replace(finished, stdout=part) for part in parts]
+
+
+def test_exchange_eager_and_step(mpirun: Mpirun, tmp_path: Path) -> None:
+    paths = {name: tmp_path / "new" / f"{name}.json" for name in ("exchange", "eager", "step")}
+    few = {
+        "exchange": ("--mebibytes", "0.25,1", "--tensors", "1,3", "--rate", "1e9", "--repeat", "2"),
+        "eager": ("--bytes", "4", "--repeat", "2"),
+        "step": ("--models", "mlp50k", "--repeat", "2", "--block-seconds", "0.01"),
+    }
+    ran = several(mpirun, 2, [[name, *few[name], "--json", str(paths[name])] for name in few])
+    exchange, eager, step = (check(finished, paths[name], name) for finished, name in zip(ran, few, strict=True))
+    check_exchange(*exchange)
+    check_eager(*eager)
+    check_step(*step)
+
+
+def check_exchange(printed: list[dict[str, str]], written: list[dict[str, Any]]) -> None:
     assert [(row["MiB"], row["tensors"]) for row in printed] == [
         ("0.25", "1"), ("0.25", "3"), ("1", "1"), ("1", "3"),
     ]  # fmt: skip
@@ -68,22 +101,16 @@ def test_exchange(mpirun: Mpirun, tmp_path: Path) -> None:
     assert float(printed[2]["limit ms"]) == pytest.approx((1 << 20) * 8 / 1e9 * 1e3, abs=1e-3)
 
 
-def test_eager(mpirun: Mpirun, tmp_path: Path) -> None:
-    path = tmp_path / "eager.json"
-    few = ("--bytes", "4", "--repeat", "2")
-    [row], [raw] = check(in_one_job(mpirun, 2, "eager", *few, "--json", str(path)), path, "eager")
-    assert row["bytes"] == "4"
-    assert {len(values) for values in raw["raw"].values()} == {2}
+def check_eager(printed: list[dict[str, str]], written: list[dict[str, Any]]) -> None:
+    assert [row["bytes"] for row in printed] == ["4"]
+    assert {len(values) for values in written[0]["raw"].values()} == {2}
 
 
-def test_step(mpirun: Mpirun, tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    few = ("--models", "mlp50k", "--repeat", "2", "--block-seconds", "0.01")
-    [row], [raw] = check(in_one_job(mpirun, 2, "step", *few, "--json", str(path)), path, "step")
-    assert row["parameters"] == str(PARAMETERS["mlp50k"])
+def check_step(printed: list[dict[str, str]], written: list[dict[str, Any]]) -> None:
+    assert [row["parameters"] for row in printed] == [str(PARAMETERS["mlp50k"])]
     # Otherwise nothing was exchanged.
-    assert float(row["exchange ms"]) > 0
-    counts = {mode: len(raw["raw"][f"{mode}_seconds"]) for mode in ("alone", "together", "exchanged")}
+    assert float(printed[0]["exchange ms"]) > 0
+    counts = {mode: len(written[0]["raw"][f"{mode}_seconds"]) for mode in ("alone", "together", "exchanged")}
     assert len(set(counts.values())) == 1
     assert counts["alone"] >= 4
 
@@ -105,15 +132,26 @@ def test_memory(mpirun: Mpirun, tmp_path: Path) -> None:
 
 def test_start(mpirun: Mpirun, tmp_path: Path) -> None:
     path = tmp_path / "start.json"
-    [row], _ = check(with_own_jobs(mpirun, "start", "--repeat", "1", "--json", str(path)), path, "start")
+    [row], _ = check(
+        with_own_jobs(mpirun, "start", "--ranks", "1", "--repeat", "1", "--json", str(path)), path, "start"
+    )
     assert float(row["MPI + TensorFlow s"]) > 0.1
 
 
-@pytest.mark.parametrize("name", ["exchange", "step", "peers"])
-def test_one_rank_is_refused(mpirun: Mpirun, name: str) -> None:
-    finished = in_one_job(mpirun, 1, name)
-    assert finished.returncode == 2, finished.output
-    assert "needs two ranks or more" in finished.output
+def test_recovery(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    few = ("--models", "mlp50k", "--repeat", "1", "--run-args", "--allow-run-as-root --start-timeout 120")
+    command = (sys.executable, *BENCH, "recovery", *few, "--json", str(path))
+    [row], _ = check(mpirun.execute(command).finish(SECONDS), path, "recovery")
+    assert 0 < float(row["restart: noticed s"]) < float(row["restart: begun s"]) < float(row["restart: next step s"])
+
+
+def test_one_rank_is_refused(mpirun: Mpirun) -> None:
+    names = ("exchange", "step", "peers")
+    refused = several(mpirun, 1, [[name] for name in names])
+    assert [finished.stdout for finished in refused] == [""] * 3
+    assert refused[0].returncode == 2
+    assert refused[0].stderr.count("needs two ranks or more") == 3, refused[0].output
 
 
 def test_own_jobs_are_refused_under_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:

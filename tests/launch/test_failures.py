@@ -10,7 +10,8 @@ import pytest
 
 from tests.launch.conftest import Finished, Mpirun
 
-pytestmark = pytest.mark.mpich
+# The MPIs differ in how they end ranks, and how these wait: not in what TensorFlow does with an exception in data.
+mpich = pytest.mark.mpich
 
 START = """
 import sys, time
@@ -66,7 +67,7 @@ def run(mpirun: Mpirun, directory: Path, code: str, np: int = 2) -> Finished:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("where", RAISES)
+@pytest.mark.parametrize("where", [where if where == "data" else pytest.param(where, marks=mpich) for where in RAISES])
 def test_an_exception_ends_the_job(mpirun: Mpirun, tmp_path: Path, where: str) -> None:
     finished = run(mpirun, tmp_path, RAISES[where])
     ended = time.time()
@@ -80,44 +81,50 @@ def test_an_exception_ends_the_job(mpirun: Mpirun, tmp_path: Path, where: str) -
     assert "cause" in finished.stderr, finished.output
 
 
-LOOP = (
+LOOPS = (
     KERAS
     + """
-steps = 2 if last else 6
-w = keras.Variable(np.zeros(4, "f"))
-optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD(0.1))
-optimizer.build([w])
-def step():
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum((w - 1.0) ** 2)
-    %s
-step = tf.function(step) if %r else step
-for _ in range(steps): step()
-print("rank", world.rank, "made", steps, "steps", "at", float(w[0]), flush=True)
+steps = %d if last else 6
+def made(kind, graph):
+    w = keras.Variable(np.zeros(4, "f"))
+    optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([w])
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((w - 1.0) ** 2)
+        if kind == "optimizer":
+            optimizer.apply(tape.gradient(loss, [w]))
+        else:
+            w.assign_sub(0.1 * mpitrain.DistributedGradientTape(tape).gradient(loss, w))
+    return w, tf.function(step) if graph else step
+loops = {(kind, graph): made(kind, graph) for kind in ("optimizer", "tape") for graph in (False, True)}
+for _ in range(steps):
+    for _, step in loops.values(): step()
+for way, (w, _) in loops.items():
+    print("rank", world.rank, "made", steps, "steps", *way, "at", f"{float(w[0]):.4f}", flush=True)
 """
 )
-APPLY = "optimizer.apply(tape.gradient(loss, [w]))"
-TAPE = "w.assign_sub(0.1 * mpitrain.DistributedGradientTape(tape).gradient(loss, w))"
 
 
-@pytest.mark.parametrize("update", [APPLY, TAPE], ids=["optimizer", "tape"])
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_rank_that_ends_early_leaves_nobody_waiting(mpirun: Mpirun, tmp_path: Path, update: str, graph: bool) -> None:
-    finished = run(mpirun, tmp_path, LOOP % (update, graph))
+@mpich
+def test_a_rank_that_ends_early_leaves_nobody_waiting(mpirun: Mpirun, tmp_path: Path) -> None:
+    finished = run(mpirun, tmp_path, LOOPS % 2)
     assert finished.returncode == 0, finished.output
-    assert "rank 0 made 6 steps" in finished.stdout, finished.output
-    assert "rank 1 made 2 steps" in finished.stdout, finished.output
+    assert finished.stdout.count("rank 1 made 2 steps") == 4, finished.output
     # Six full steps, though from the third on one rank had nothing to say.
-    assert f"{1 - 0.8**6:.4f}"[:5] in finished.stdout, finished.output
+    for way in ("optimizer False", "optimizer True", "tape False", "tape True"):
+        assert f"rank 0 made 6 steps {way} at {1 - 0.8**6:.4f}" in finished.stdout, finished.output
 
 
+@mpich
 def test_a_rank_that_ends_without_any_update_is_named(mpirun: Mpirun, tmp_path: Path) -> None:
-    finished = run(mpirun, tmp_path, LOOP.replace("2 if last", "0 if last") % (APPLY, False))
+    finished = run(mpirun, tmp_path, LOOPS % 0)
     assert finished.returncode not in (0, 124), finished.output
     assert "RankFinishedError" in finished.stderr, finished.output
     assert re.search(r"rank 1 \(\S+\) will not come: at the end of the program", finished.stderr), finished.output
 
 
+@mpich
 def test_a_collective_after_a_rank_has_ended_is_a_named_error(mpirun: Mpirun, tmp_path: Path) -> None:
     code = START + "if last: sys.exit()\n" + "print(mpitrain.all_reduce_obj(1, max), mpitrain.barrier())\n"
     finished = run(mpirun, tmp_path, code, np=3)
@@ -126,6 +133,7 @@ def test_a_collective_after_a_rank_has_ended_is_a_named_error(mpirun: Mpirun, tm
     assert "called all_gather_obj, but rank 2 (" in finished.stderr, finished.output
 
 
+@mpich
 def test_the_error_can_be_caught_and_the_job_ends_well(mpirun: Mpirun, tmp_path: Path) -> None:
     code = (
         START
@@ -140,6 +148,7 @@ def test_the_error_can_be_caught_and_the_job_ends_well(mpirun: Mpirun, tmp_path:
     assert finished.stdout.count("caught") == 2, finished.output
 
 
+@mpich
 def test_the_exit_code_of_a_rank_is_the_jobs(mpirun: Mpirun, tmp_path: Path) -> None:
     finished = run(mpirun, tmp_path, START + "sys.exit(3 if last else 0)\n")
     assert finished.returncode == 3, finished.output

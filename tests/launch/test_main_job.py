@@ -44,7 +44,7 @@ def check_default_job(finished: Finished, ranks: int, output: Path) -> None:
     assert sorted(path.name for path in output.iterdir()) == ["model.keras", "summary.json"]
 
 
-def run_alone(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_alone(*args: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """`python ARGS` without a launcher."""
     return subprocess.run(
         [sys.executable, *args], cwd=REPOSITORY, env=ALONE, capture_output=True, text=True, timeout=timeout, check=False
@@ -52,14 +52,28 @@ def run_alone(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.mpich
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_default_job(mpirun: Mpirun, ranks: int, tmp_path: Path) -> None:
-    finished = mpirun(ranks, ["-m", "mpitrain", "--output", str(tmp_path)])
-    check_default_job(finished, ranks, tmp_path)
+def test_default_job(mpirun: Mpirun, tmp_path: Path) -> None:
+    check_default_job(mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path)]), 2, tmp_path)
 
 
-def test_saved_model_is_plain_keras_and_as_good_as_said(tmp_path: Path) -> None:
-    finished = run_alone("-m", "mpitrain", "--output", str(tmp_path))
+@pytest.mark.mpich
+def test_one_rank_under_a_launcher(mpirun: Mpirun, tmp_path: Path) -> None:
+    finished = mpirun(1, ["-m", "mpitrain", *SHORT, "--output", str(tmp_path)])
+    assert finished.returncode == 0, finished.output
+    assert finished.stdout.startswith("mpitrain"), finished.output
+    assert ": 1 rank on 1 host, " in finished.stdout
+    assert 0.5 < accuracy(finished.stdout) <= 1
+    assert finished.stderr == "", finished.output
+
+
+def test_alone_the_saved_model_is_plain_keras_and_as_good_as_said(tmp_path: Path) -> None:
+    """Started by the console script."""
+    script = Path(sysconfig.get_path("scripts")) / "mpitrain"
+    if not script.exists():
+        pytest.fail("mpitrain is not installed in this environment: pip install -e .")
+    finished = subprocess.run(
+        [script, "--output", str(tmp_path)], env=ALONE, capture_output=True, text=True, timeout=240, check=False
+    )
     check_default_job(Finished((), finished.returncode, finished.stdout, finished.stderr, 0.0), 1, tmp_path)
     code = (
         "import sys, keras\n"
@@ -70,17 +84,6 @@ def test_saved_model_is_plain_keras_and_as_good_as_said(tmp_path: Path) -> None:
         "print(hits.mean() > 0.98, [name for name in sys.modules if name.startswith('mpitrain')])\n"
     )
     assert run_alone("-c", code).stdout.strip() == "True []"
-
-
-def test_console_script(tmp_path: Path) -> None:
-    script = Path(sysconfig.get_path("scripts")) / "mpitrain"
-    if not script.exists():
-        pytest.fail("mpitrain is not installed in this environment: pip install -e .")
-    finished = subprocess.run(
-        [script, *SHORT, "--output", str(tmp_path)], env=ALONE, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert 0.5 < accuracy(finished.stdout) <= 1
 
 
 @pytest.mark.mpich
@@ -138,7 +141,7 @@ def test_bar_on_a_terminal(mpirun: Mpirun, tmp_path: Path) -> None:
             chunks.append(chunk)
     except OSError:  # the other side was closed
         pass
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=240) == 0
     text = b"".join(chunks).decode()
     assert "━" in text
     shown = set(re.findall(r"loss [\d.]+  accuracy [\d.]+  [\d,]+ images/s", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def run_tests(mpirun: Mpirun, directory: Path, body: str, np: int = 2) -> Finish
     """Runs a test file of its own under the plugin."""
     shutil.copy(PLUGIN, directory / "conftest.py")
     (directory / "test_case.py").write_text(PREAMBLE + body)
-    return mpirun(np, [*PYTEST, str(directory)], timeout=60, cwd=directory)
+    return mpirun(np, [*PYTEST, str(directory)], timeout=200, cwd=directory)
 
 
 def test_passing_on_all_ranks_is_success(mpirun: Mpirun, tmp_path: Path) -> None:
@@ -33,35 +34,27 @@ def test_passing_on_all_ranks_is_success(mpirun: Mpirun, tmp_path: Path) -> None
     assert finished.stdout.count("test session starts") == 1, finished.output
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failure_on_one_rank_fails_all(mpirun: Mpirun, tmp_path: Path, failing: int) -> None:
+def test_what_happens_on_one_rank_fails_all(mpirun: Mpirun, tmp_path: Path) -> None:
+    """A failure, a failure in setup (which runs the test on none), and a skip."""
     body = (
-        "def test_it():\n    print('rank', rank, 'was here')\n"
-        f"    assert rank != {failing}, 'cause of ' + str(rank)\n"
+        "@pytest.mark.parametrize('failing', [0, 1, 2])\n"
+        "def test_it(failing):\n    print('rank', rank, 'was here')\n"
+        "    assert rank != failing, 'cause of ' + str(failing)\n"
+        "@pytest.fixture\ndef broken():\n    assert rank == 0, 'no setup'\n"
+        "def test_without_setup(broken):\n    MPI.COMM_WORLD.Barrier()\n"
+        "def test_skipped():\n    if rank: pytest.skip('alone')\n"
         "def test_next(): assert MPI.COMM_WORLD.allreduce(1) == 3\n"
     )
     finished = run_tests(mpirun, tmp_path, body, np=3)
     assert finished.returncode != 0, finished.output
-    assert "1 failed, 1 passed" in finished.stdout, finished.output
-    assert f"cause of {failing}" in finished.stdout, finished.output
-    assert f"rank {failing} was here" in finished.stdout, finished.output
-
-
-def test_a_failure_in_setup_on_one_rank_runs_the_test_on_none(mpirun: Mpirun, tmp_path: Path) -> None:
-    body = (
-        "@pytest.fixture\ndef broken():\n    assert rank == 0, 'no setup'\n"
-        "def test_it(broken):\n    MPI.COMM_WORLD.Barrier()\n"
-    )
-    finished = run_tests(mpirun, tmp_path, body)
-    assert finished.returncode != 0, finished.output
-    assert "1 error" in finished.stdout, finished.output
+    assert "4 failed, 1 passed, 1 error" in finished.stdout, finished.output
     assert "no setup" in finished.stdout, finished.output
-
-
-def test_a_skip_on_one_rank_only_is_a_failure(mpirun: Mpirun, tmp_path: Path) -> None:
-    finished = run_tests(mpirun, tmp_path, "def test_it():\n    if rank: pytest.skip('alone')\n")
-    assert finished.returncode != 0, finished.output
-    assert "1 failed" in finished.stdout, finished.output
+    failures = re.split(r"^_+ (\S+) _+$", finished.stdout, flags=re.MULTILINE)
+    told = dict(zip(failures[1::2], failures[2::2], strict=True))
+    for failing in range(3):
+        assert f"cause of {failing}" in told[f"test_it[{failing}]"], finished.output
+        assert f"rank {failing} was here" in told[f"test_it[{failing}]"], finished.output
+    assert "alone" in told["test_skipped"], finished.output
 
 
 def test_a_deadlock_ends_with_the_cause_and_the_stacks(mpirun: Mpirun, tmp_path: Path) -> None:
@@ -105,7 +98,7 @@ def test_an_internal_error_ends_the_job(mpirun: Mpirun, tmp_path: Path) -> None:
     shutil.copy(PLUGIN, tmp_path / "conftest.py")
     (tmp_path / "test_case.py").write_text("def test_it(): pass\n")
     args = [*PYTEST, "-p", "broken_plugin", str(tmp_path)]
-    finished = mpirun(2, args, timeout=60, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    finished = mpirun(2, args, timeout=200, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert finished.returncode != 0, finished.output
     assert "hook" in finished.output, finished.output
     assert finished.seconds < 30, finished.output

@@ -177,7 +177,10 @@ class Agreement:
 def pytest_configure(config: pytest.Config) -> None:
     """Collective: installs the plugin, before pytest's own plugins read the options."""
     config.addinivalue_line("markers", "timeout_seconds(seconds): the time limit of a test on several ranks")
-    config.addinivalue_line("markers", "two_ranks: fewer or more ranks than two would show nothing more")
+    config.addinivalue_line(
+        "markers", "two_ranks: fewer or more ranks than two, or another MPI, would show nothing more"
+    )
+    config.addinivalue_line("markers", "up_to_three_ranks: what three ranks do, more do")
     agreement = Agreement(MPI.COMM_WORLD.Dup())
     sys.excepthook = agreement.excepthook
     # Ranks that start together would else race for the next free number in one directory.
@@ -188,11 +191,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what two ranks show: tests take longer the more ranks share the cores."""
-    if MPI.COMM_WORLD.Get_size() != 2:
-        left_out = [item for item in items if item.get_closest_marker("two_ranks")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+    """Leaves out what other numbers of ranks show: tests take longer the more ranks share the cores."""
+    size, is_mpich = MPI.COMM_WORLD.Get_size(), "MPICH" in MPI.Get_library_version()
+
+    def shows_something(item: pytest.Item) -> bool:
+        if item.get_closest_marker("two_ranks"):
+            return size == 2 and (not is_mpich or item.get_closest_marker("mpich") is not None)
+        return size <= 3 or item.get_closest_marker("up_to_three_ranks") is None
+
+    left_out = [item for item in items if not shows_something(item)]
+    items[:] = [item for item in items if shows_something(item)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

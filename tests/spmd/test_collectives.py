@@ -43,17 +43,20 @@ def expected(op: str, dtype: str, shape: tuple[int, ...]) -> Any:
 @both_ways
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
 def test_all_reduce(way: Any, shape: tuple[int, ...]) -> None:
-    for dtype in DTYPES:
-        for op in ("sum", "mean", "min", "max", "product"):
-            if "complex" in dtype and op in ("min", "max"):
-                continue
-            result = way(functools.partial(mpitrain.all_reduce, op=op))(value(WORLD.rank, dtype, shape))
-            assert (result.dtype.name, tuple(result.shape)) == (dtype, shape)
-            tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
-            wanted = expected(op, dtype, shape)
-            np.testing.assert_allclose(
-                np.asarray(tf.cast(result, "complex128")), wanted, tolerance, err_msg=f"{dtype} {op}"
-            )
+    operations = ("sum", "mean", "min", "max", "product")
+    cases = [(d, op) for d in DTYPES for op in operations if "complex" not in d or op not in ("min", "max")]
+
+    def reduce(*tensors: tf.Tensor) -> list[tf.Tensor]:  # all of them in one graph, which is traced once
+        return [mpitrain.all_reduce(tensor, op) for tensor, (_, op) in zip(tensors, cases, strict=True)]
+
+    results = way(reduce)(*[value(WORLD.rank, dtype, shape) for dtype, _ in cases])
+    for result, (dtype, op) in zip(results, cases, strict=True):
+        assert (result.dtype.name, tuple(result.shape)) == (dtype, shape)
+        tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
+        wanted = expected(op, dtype, shape)
+        np.testing.assert_allclose(
+            np.asarray(tf.cast(result, "complex128")), wanted, tolerance, err_msg=f"{dtype} {op}"
+        )
 
 
 def test_mean_of_small_integers_does_not_overflow() -> None:
@@ -69,11 +72,15 @@ def test_large_buffers(way: Any) -> None:
 @both_ways
 def test_gather_broadcast_scatter_all_to_all(way: Any) -> None:
     rank, size = WORLD.rank, WORLD.size
-    for dtype in DTYPES:
-        rows = way(mpitrain.all_gather)(value(rank, dtype, (rank, 2)))
+
+    def gather_and_send(*tensors: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        pairs = zip(tensors[::2], tensors[1::2], strict=True)
+        return [(mpitrain.all_gather(rows), mpitrain.broadcast(own, root=size - 1)) for rows, own in pairs]
+
+    own = [value(rank, dtype, shape) for dtype in DTYPES for shape in ((rank, 2), (3,))]
+    for dtype, (rows, sent) in zip(DTYPES, way(gather_and_send)(*own), strict=True):
         wanted = tf.concat([value(r, dtype, (r, 2)) for r in RANKS], 0)
         assert bool(tf.reduce_all(rows == wanted))
-        sent = way(functools.partial(mpitrain.broadcast, root=size - 1))(value(rank, dtype, (3,)))
         assert bool(tf.reduce_all(sent == value(size - 1, dtype, (3,))))
     part = way(functools.partial(mpitrain.reduce_scatter, op="sum"))(tf.range(2 * size + 1, dtype=tf.float32))
     everything = np.concatenate(mpitrain.all_gather_obj(part.numpy()))

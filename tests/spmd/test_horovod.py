@@ -156,7 +156,9 @@ def model(seed: int = RANK) -> Any:
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("module", [hvd, hvd_keras, hvd_tf_keras])
+@pytest.mark.parametrize(
+    "module", [hvd, *(pytest.param(other, marks=pytest.mark.two_ranks) for other in (hvd_keras, hvd_tf_keras))]
+)
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_optimizers(module: Any, op: str) -> None:
     net = model()

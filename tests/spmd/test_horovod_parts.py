@@ -72,6 +72,7 @@ def test_process_sets() -> None:
 
 
 @pytest.mark.two_ranks
+@pytest.mark.mpich
 def test_init_with_communicators_and_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     from mpi4py import MPI
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.data import digits
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.errors import DataError
@@ -210,6 +211,16 @@ def test_csv_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_csv_of_bytes_refused(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
     assert "cannot be read as csv" in refused(tmp_path / "data.csv")
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    values, classes = load_digits(return_X_y=True)
+    expected = np.column_stack([values, classes])
+    np.testing.assert_array_equal(digits.read(), expected)
+    monkeypatch.setattr(digits, "FILE", "elsewhere.csv.gz")
+    np.testing.assert_array_equal(digits.read(), expected)
 
 
 def test_digits_hold_out_the_same_fifth_for_every_seed() -> None:

@@ -381,7 +381,7 @@ def in_fresh_process(code: str) -> str:
     """What a fresh interpreter prints last."""
     environ = {name: value for name, value in os.environ.items() if name != CUDA}
     start = (
-        "import os, sys\nfrom mpitrain.runtime import gpus\n"
+        "import os, sys\nfrom mpitrain.runtime import gpus, imports\nimports.install()\n"
         "from mpitrain.runtime.devices import DevicePlan, visible, assign\n"
     )
     finished = subprocess.run(

@@ -1,0 +1,69 @@
+"""Collectives on Python objects, and the barrier: they need no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpitrain.comm.world import World, current_world
+
+
+def barrier(*, world: World | None = None) -> None:
+    """Collective: return once every rank has come here. Eager only."""
+    group = world or current_world()
+    group.agreement.call("barrier")  # its header is the barrier
+
+
+def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
+    """Collective: every rank's object (pickled), in rank order."""
+    group = world or current_world()
+    group.agreement.call("all_gather_obj")
+    return group.communicator.all_gather_obj(obj)
+
+
+def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any:
+    """Collective: rank `root`'s object (pickled)."""
+    group = world or current_world()
+    check_root(root, group)
+    group.agreement.call(f"broadcast_obj from rank {root}")
+    return group.communicator.broadcast_obj(obj, root)
+
+
+def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World | None = None) -> Any:
+    """Collective: `combine` applied from rank 0 upwards to every rank's object."""
+    parts = all_gather_obj(obj, world=world)
+    total = parts[0]
+    for part in parts[1:]:
+        total = combine(total, part)
+    return total
+
+
+def reduce_scatter_obj(
+    objects: Sequence[Any], combine: Callable[[Any, Any], Any], *, world: World | None = None
+) -> Any:
+    """Collective: the combination of what every rank has at this rank's place of `objects`."""
+    mine = all_to_all_obj(objects, world=world)
+    total = mine[0]
+    for part in mine[1:]:
+        total = combine(total, part)
+    return total
+
+
+def all_to_all_obj(objects: Sequence[Any], *, world: World | None = None) -> list[Any]:
+    """Collective: send `objects[i]` to rank i; what the ranks sent here, in rank order.
+
+    Raises:
+        ValueError: on every rank, when some rank did not give one object a rank.
+    """
+    group = world or current_world()
+    rows = all_gather_obj(list(objects), world=group)
+    wrong = [rank for rank, row in enumerate(rows) if len(row) != group.size]
+    if wrong:
+        raise ValueError(f"all_to_all_obj needs {group.size} objects, one a rank; ranks {wrong} gave another number")
+    return [row[group.rank] for row in rows]
+
+
+def check_root(root: int, world: World) -> None:
+    """Local: refuse what is no rank."""
+    if not 0 <= root < world.size:
+        raise ValueError(f"root must be a rank from 0 to {world.size - 1}, not {root}")
