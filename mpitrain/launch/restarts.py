@@ -246,4 +246,5 @@ def promise(policy: Policy, request: Request, origin: str) -> str:
     """
     losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
     least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
-    return f"survives {losses}, by at most {policy.restarts} restarts{least}: {origin}"
+    restarts = f"{policy.restarts} restart{'s' * (policy.restarts != 1)}"
+    return f"survives {losses}, by at most {restarts}{least}: {origin}"
