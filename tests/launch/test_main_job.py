@@ -86,7 +86,6 @@ def test_alone_the_saved_model_is_plain_keras_and_as_good_as_said(tmp_path: Path
     assert run_alone("-c", code).stdout.strip() == "True []"
 
 
-@pytest.mark.mpich
 @pytest.mark.parametrize("example", ["keras_fit.py", "custom_loop.py"])
 def test_examples(mpirun: Mpirun, example: str) -> None:
     finished = mpirun(2, [f"examples/{example}"])
