@@ -24,6 +24,8 @@ _HOME = {
     "callbacks": "mpitrain.training.callbacks",
     "Trainer": "mpitrain.training.trainer",
     "shard": "mpitrain.training.functional",
+    "cluster": "mpitrain.cluster",
+    "placement": "mpitrain.placement",
     "all_reduce": "mpitrain.collectives.operations",
     "all_gather": "mpitrain.collectives.operations",
     "broadcast": "mpitrain.collectives.operations",
@@ -54,8 +56,10 @@ __all__ = [
     "broadcast_obj",
     "broadcast_variables",
     "callbacks",
+    "cluster",
     "errors",
     "init",
+    "placement",
     "reduce_scatter",
     "reduce_scatter_obj",
     "sample_count",
@@ -64,6 +68,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mpitrain import cluster, placement
     from mpitrain.collectives.objects import (
         all_gather_obj,
         all_reduce_obj,

@@ -38,6 +38,7 @@ OPTIMIZERS = (
 )
 # For the default data, model and optimizer: as good with 1 rank as with 8, in about a minute.
 DEFAULT_JOB: dict[str, Any] = {"epochs": 14, "batch_size": 8, "learning_rate": 0.005, "lr_decay": "cosine"}
+MOST, MOST_THREADS = 10**9, 10**4  # more is a slip of the pen, and beyond what the libraries count with
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -78,8 +79,8 @@ class TrainConfig:
         "digits", str, "digits, a .npz or .csv file, a folder of class folders, TFRecord files, or module:function"
     )
     model: str = _option("cnn", str, "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
-    epochs: int = _option(10, int, "passes over the training data", least=1, metavar="N")
-    batch_size: int = _option(32, int, "samples a step, per rank", least=1, metavar="N")
+    epochs: int = _option(10, int, "passes over the training data", least=1, below=MOST, metavar="N")
+    batch_size: int = _option(32, int, "samples a step, per rank", least=1, below=MOST, metavar="N")
     optimizer: str = _option("adam", str, "name of a Keras optimizer", choices=OPTIMIZERS)
     learning_rate: float | None = _option(
         None,
@@ -109,7 +110,9 @@ class TrainConfig:
         pattern=(r"epoch|[1-9]\d* ?(steps?|s|min|h)", "epoch, or as in 500steps or 10min"),
         metavar="WHEN",
     )
-    checkpoint_keep: int = _option(3, int, "newest checkpoints to keep, beside the best", least=1, metavar="N")
+    checkpoint_keep: int = _option(
+        3, int, "newest checkpoints to keep, beside the best", least=1, below=MOST, metavar="N"
+    )
     checkpoint_best: str | None = _option(
         None, str, "metric of the best checkpoint; else val_loss, or loss without validation", metavar="NAME"
     )
@@ -125,7 +128,9 @@ class TrainConfig:
         "what the labels are; auto: whole numbers are classes",
         choices=("auto", "classification", "regression"),
     )
-    classes: int | None = _option(None, int, "how many there are; else seen from the labels", least=2, metavar="N")
+    classes: int | None = _option(
+        None, int, "how many there are; else seen from the labels", least=2, below=MOST, metavar="N"
+    )
     feature_spec: str | None = _option(None, str, "TFRecord features, as JSON; else seen from the first record")
     image_size: str | None = _option(
         None, str, "bring images to this size", pattern=(r"[1-9]\d{0,4}x[1-9]\d{0,4}", "as in 224x224"), metavar="HxW"
@@ -133,8 +138,13 @@ class TrainConfig:
     device: str = _option("auto", str, "what each rank computes on", choices=("auto", "cpu", "gpu"))
     gpu_memory: str | None = _option(None, str, "growth, a fraction, or MiB, for each rank")
     share_gpus: bool = _option(False, bool, "let several ranks use one GPU")
-    intra_threads: int | None = _option(None, int, "threads within an operation, per rank", least=1, metavar="N")
-    inter_threads: int | None = _option(None, int, "operations at the same time, per rank", least=1, metavar="N")
+    visible_devices: str | None = _option(None, str, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST")
+    intra_threads: int | None = _option(
+        None, int, "threads within an operation, per rank", least=1, below=MOST_THREADS, metavar="N"
+    )
+    inter_threads: int | None = _option(
+        None, int, "operations at the same time, per rank", least=1, below=MOST_THREADS, metavar="N"
+    )
     stall_warning: float | None = _option(
         None,
         float,
@@ -148,7 +158,9 @@ class TrainConfig:
     non_finite: str = _option(
         "stop", str, "at a loss or mean gradient that is not finite", choices=("stop", "warn", "ignore")
     )
-    verify_replicas: int = _option(1, int, "compare the replicas after each N-th epoch; 0 never", least=0, metavar="N")
+    verify_replicas: int = _option(
+        1, int, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, metavar="N"
+    )
     show_plan: bool = _option(False, bool, "print where each rank is, and what it has")
     verbose: bool = _option(False, bool, "keep the messages of TensorFlow")
 
@@ -204,7 +216,7 @@ def read_file(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"the configuration {path} cannot be read ({error.strerror}): correct the path") from error
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8; or brackets in thousands of brackets
         raise UsageError(f"the configuration {path} is not TOML ({error}): write lines such as epochs = 5") from error
 
 
@@ -244,6 +256,8 @@ def _check(name: str, rule: Rule, value: Any) -> None:
         raise UsageError(f"{name} is {value!r}: write it {rule.pattern[1]}")
     if rule.kind is str and not value.strip():
         raise UsageError(f"{name} is empty: leave it out, or give a value")
+    if rule.kind is str and "\0" in value:
+        raise UsageError(f"{name} is {value!r}: leave the NUL character out, which no file name may have")
     if rule.kind in (int, float):
         _check_range(name, rule, value)
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.bench import eager, exchange, memory, peers, start, step
+from mpitrain.bench import eager, exchange, memory, ordering, peers, recovery, start, step
 from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.workload import MODELS
-from mpitrain.comm.world import World, init
+from mpitrain.cli import machine as ranks
+from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError, UsageError
 
 Subparsers = Any  # argparse._SubParsersAction, which is private
@@ -33,20 +35,37 @@ def add_parser(subparsers: Subparsers) -> None:
     blocks.add_argument(
         "--block-seconds", type=_positive(float), default=step.BLOCK_SECONDS, metavar="S", help="length of a turn"
     )
+    here = argparse.ArgumentParser(add_help=False)
+    ranks.add_options(here)
     jobs = argparse.ArgumentParser(add_help=False)
     jobs.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
     jobs.add_argument("--mpirun", metavar="COMMAND", help="mpirun with its options, if it needs any")
 
-    own = names.add_parser("exchange", parents=[common], help="the exchange against MPI_Allreduce (under mpirun)")
+    own = names.add_parser("exchange", parents=[common, here], help="the exchange against MPI_Allreduce (under mpirun)")
     own.add_argument("--mebibytes", type=_list(_positive(float)), default=list(exchange.MEBIBYTES), metavar="A,B")
     own.add_argument("--tensors", type=_list(_positive(int)), default=list(exchange.TENSORS), metavar="A,B")
     own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
-    own = names.add_parser("eager", parents=[common], help="small tensors outside of graphs (under mpirun)")
+    own = names.add_parser("eager", parents=[common, here], help="small tensors outside of graphs (under mpirun)")
     own.add_argument("--bytes", type=_list(_positive(int)), default=list(eager.BYTES), metavar="A,B")
-    names.add_parser("step", parents=[common, models, blocks], help="the training step (under mpirun)")
-    names.add_parser("peers", parents=[common, models, blocks], help="the step beside other libraries (under mpirun)")
+    own = names.add_parser(
+        "ordering", parents=[common, here], help="fetching tensors at once or in turn (under mpirun)"
+    )
+    own.add_argument("--mebibytes", type=_positive(float), default=ordering.MEBIBYTES, metavar="M", help="of each")
+    own.add_argument("--tensors", type=_positive(int), default=ordering.TENSORS, metavar="N", help="of a step")
+    own.add_argument("--windows", type=_list(_positive(int)), default=list(ordering.WINDOWS), metavar="A,B")
+    own.add_argument("--work-seconds", type=_positive(float), metavar="S", help="with each; default: as it travels")
+    own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
+    own.add_argument("--bind", metavar="NETWORKS", help="on several hosts: who may connect to the servers")
+    own.add_argument("--insecure-network", action="store_true", help="let everybody connect")
+    names.add_parser("step", parents=[common, here, models, blocks], help="the training step (under mpirun)")
+    names.add_parser(
+        "peers", parents=[common, here, models, blocks], help="the step beside other libraries (under mpirun)"
+    )
     names.add_parser("memory", parents=[common, models, jobs], help="peak memory (starts its own mpirun)")
     names.add_parser("start", parents=[common, jobs], help="import and start (starts its own mpirun)")
+    own = names.add_parser("recovery", parents=[common, models], help="from a lost rank to the next step (by itself)")
+    own.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    own.add_argument("--run-args", default="", metavar="'...'", help="options for mpitrain run, as one word")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,13 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
     """
     asked = {key: value for key, value in vars(arguments).items() if isinstance(value, str | int | float | list)}
     setting = machine(asked)
+    if arguments.benchmark == "recovery":
+        _writable(arguments.json)
+        options = shlex.split(arguments.run_args)
+        measured = recovery.measure(arguments.models, arguments.ranks, arguments.batch_size, arguments.repeat, options)
+        _write(arguments.json, Report(arguments.benchmark, setting, _print(measured)))
+        return 0
     if arguments.benchmark in ("memory", "start"):
         mpirun = Mpirun.find(arguments.mpirun)
         _writable(arguments.json)
         rows = _print(_in_own_jobs(mpirun, arguments))
         _write(arguments.json, Report(arguments.benchmark, {**setting, "mpirun": list(mpirun.command)}, rows))
         return 0
-    world = init()
+    world = ranks.start(arguments)
     refusal = _refusal(arguments.json) if world.is_root else None
     refusal = world.communicator.broadcast_obj(refusal)
     if refusal:
@@ -83,6 +108,10 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
         return exchange.measure(world, *sizes, repeat=arguments.repeat, rate=arguments.rate)
     if arguments.benchmark == "eager":
         return eager.measure(world, arguments.bytes, arguments.repeat)
+    if arguments.benchmark == "ordering":
+        load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
+        who = (arguments.bind, arguments.insecure_network)
+        return ordering.measure(world, load, arguments.windows, arguments.repeat, *who)
     timing = step.Timing(arguments.repeat, arguments.block_seconds)
     others = peers.start(world, peers.available()) if arguments.benchmark == "peers" else {}
     return step.measure(world, arguments.models, arguments.batch_size, timing, others)

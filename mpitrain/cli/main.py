@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 from mpitrain import __version__
 from mpitrain.errors import AgreedError, LauncherError, UsageError
-from mpitrain.launch.report import reporter
+from mpitrain.launch.report import note_exit, reporter
 from mpitrain.runtime.launcher import detect
 
 # Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
 # which is not named but seen by the script among the arguments. Some have `divide(arguments) -> (own, rest)`: what
 # is not for them to read is `arguments.rest`. Nothing heavy is imported here: some commands need no TensorFlow, no
 # MPI and no NumPy.
-COMMANDS = ("train", "bench", "hosts", "run", "doctor")
+COMMANDS = ("train", "bench", "hosts", "run", "doctor", "serve")
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
 
@@ -60,6 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         UsageError: only this rank has it, so leaving would let the others wait: the job is to be ended.
     """
+    try:
+        code = _main(argv)
+    except SystemExit as leaving:
+        note_exit(leaving.code)
+        raise
+    note_exit(code)
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     launcher = detect(os.environ)
     try:
         reporter()

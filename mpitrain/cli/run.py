@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import os
 import secrets
 import shlex
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mpitrain.cli.main import Parser
+from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
-from mpitrain.launch import allocation, dialect
+from mpitrain.launch import allocation, dialect, restarts
 from mpitrain.launch.agent import Agent
+from mpitrain.launch.attempts import run_attempts, tell
 from mpitrain.launch.commands import Command
 from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
-from mpitrain.launch.report import OUTPUT_VARIABLE, RUN_VARIABLE
+from mpitrain.launch.report import OUTPUT_VARIABLE, RESUME_VARIABLE, RUN_VARIABLE
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
-from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, from_environment
-from mpitrain.launch.supervisor import Plan, Supervisor
-from mpitrain.launch.verdict import judge
+from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
+from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
+from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.runtime import launcher
 from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.threads import physical_cores
@@ -68,6 +71,9 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
     (("--start-timeout",), {"type": seconds, "default": 30.0, "metavar": "S", "help": "for the ranks to meet; 30 s"}),
     (("--kill-after",), {"type": seconds, "default": 40.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 40 s"}),
+    (("--restarts",), {"type": int, "metavar": "N", "help": "times that a job that fails is started again; 0"}),
+    (("--min-np",), {"type": int, "metavar": "N", "help": "ranks that must be left for that, where hosts are lost; 1"}),
+    (("--on-failure",), {"choices": (RESTART, ABORT), "help": f"restart means --restarts {RESTARTS}"}),
     (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
@@ -110,17 +116,50 @@ def run(arguments: argparse.Namespace) -> int:
     started_by = launcher.detect(os.environ)
     if started_by is not None and (started_by.size or 1) > 1:
         raise AgreedError(f"mpitrain run starts ranks, and was itself started by {started_by.name}: run it without")
-    secret = secrets.token_hex(8)
-    job = _job(arguments, {} if arguments.dry_run else {RUN_VARIABLE: secret})
+    job = _job(arguments)
+    policy = restarts.policy(arguments.on_failure, arguments.restarts, arguments.min_np, job.request.ranks)
     ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
-    by_ssh = job.uses_ssh(os.environ)
     if arguments.dry_run:
-        print(_shown(job.command(os.environ, " ".join(ssh.program) if by_ssh else None)))
+        print(_shown(job.command(os.environ, " ".join(ssh.program) if job.uses_ssh(os.environ) else None)))
         return 0
+    _tell_allowed(job)
+    if policy.restarts:
+        tell(restarts.promise(policy, job.request, origin(job, arguments.rest)))
+
+    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+        return _attempt(arguments, job, ssh, again, number, pending)
+
+    return run_attempts(attempt, job.request, Restarts(policy), arguments.start_timeout)
+
+
+def _attempt(
+    arguments: argparse.Namespace, job: Job, ssh: Ssh, again: Again, number: int, pending: list[int]
+) -> Outcome:
+    """Local: start the job once, and wait for its end.
+
+    Args:
+        arguments: of the command line.
+        job: all but what is asked for.
+        ssh: how hosts are reached.
+        again: what is asked for.
+        number: of this attempt, from 0.
+        pending: signals that have come meanwhile.
+    """
+    secret, output = secrets.token_hex(8), _absolute(arguments.output_filename)
+    if output is not None and number:
+        output /= f"restart.{number}"  # what the attempts before have written stays
+    private = {
+        RUN_VARIABLE: secret,
+        RESUME_VARIABLE: "auto" if again.resumes else "",
+        OUTPUT_VARIABLE: str(output or ""),
+    }
+    environment = {**again.request.environment, **{name: value for name, value in private.items() if value}}
+    job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
     with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(Agent(ssh)) if by_ssh else None
+        agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None
         command = job.command(os.environ, str(agent.path) if agent else None)
-        _tell(job, _shown(command) if arguments.verbose else None)
+        if arguments.verbose:
+            tell(_shown(command))
         plan = Plan(
             command.argv,
             command.environ(dialect.beside(job.mpirun, dialect.without_rank(os.environ))),
@@ -129,22 +168,45 @@ def run(arguments: argparse.Namespace) -> int:
             job.is_ours,
             arguments.start_timeout,
             arguments.kill_after,
-            _absolute(arguments.output_filename),
+            output,
         )
-        outcome = Supervisor(plan, agent).run()
-    code, said = judge(outcome, job.request, arguments.start_timeout)
-    for sentence in said:
-        sys.stderr.write(f"mpitrain: {sentence}\n")
-    return code
+        return Supervisor(plan, agent, pending).run()
 
 
-def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
-    """Local: the job that is asked for.
+def origin(job: Job, words: Sequence[str]) -> str:
+    """Local: from where a restarted job goes on, in words.
 
     Args:
-        arguments: of the command line.
-        private: variables for the ranks, from this command.
+        job: what is started.
+        words: what its ranks are given.
     """
+    if not job.is_ours:
+        return "from the newest of its checkpoints, where it makes some (mpitrain.callbacks.Checkpoint), else anew"
+    from mpitrain.cli import script  # with NumPy, which is needed for nothing else here
+
+    if script.divide(words)[1]:
+        return "the script begins where its own BackupAndRestore lets it, else anew"
+    directory = _checkpoint_directory(words)
+    if directory is None:
+        return "it begins anew; with --checkpoint-dir it would go on from the last checkpoint"
+    return f"from the last checkpoint in {directory}"
+
+
+def _checkpoint_directory(words: Sequence[str]) -> str | None:
+    """Local: where the training job is told to keep its checkpoints; what is wrong there its ranks will tell."""
+    parser = Parser(add_help=False)
+    for flag in ("--checkpoint-dir", "--config"):
+        parser.add_argument(flag)
+    try:
+        known, _ = parser.parse_known_args(words)
+        file = read_file(Path(known.config)) if known.config else {}
+    except UsageError:
+        return None
+    return known.checkpoint_dir or file.get("checkpoint_dir")
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    """Local: the job that is asked for."""
     batch = allocation.find(os.environ)
     hosts = _hosts(arguments) or (batch.hosts if batch else ())
     asked = arguments.num_proc
@@ -156,9 +218,6 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
     command = rank_command(arguments.rest)
     mpi = _mpi(mpirun, command)
     srun = choose_srun(arguments.launcher, batch, mpi, os.environ)
-    directory = _absolute(arguments.output_filename)
-    if directory is not None:
-        private = {**private, OUTPUT_VARIABLE: str(directory)}
     request = Request(
         command,
         ranks,
@@ -167,7 +226,7 @@ def _job(arguments: argparse.Namespace, private: dict[str, str]) -> Job:
         arguments.bind_to,
         crowded,
         check_root(mpi, arguments.allow_run_as_root, srun),
-        {**forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()), **private},
+        forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()),
         tuple((arguments.network_interfaces or "").replace(",", " ").split()),
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),
@@ -218,12 +277,10 @@ def _shown(command: Command) -> str:
     return shlex.join([*(["env", *changed] if changed else []), *command.argv])
 
 
-def _tell(job: Job, command: str | None) -> None:
-    """What is allowed that is not so by itself, and on demand the command."""
+def _tell_allowed(job: Job) -> None:
+    """What is allowed that is not so by itself."""
     request = job.request
     said = [f"more ranks than slots ({request.ranks}): they share cores"] * request.oversubscribe
     said += ["ranks run as root"] * request.allow_root
     if said:
-        sys.stderr.write(f"mpitrain: {job.mpi}; {'; '.join(said)}\n")
-    if command:
-        sys.stderr.write(f"mpitrain: {command}\n")
+        tell(f"{job.mpi}; {'; '.join(said)}")

@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpitrain.cli import machine
 from mpitrain.comm.together import same
-from mpitrain.comm.world import init
 from mpitrain.config import TrainConfig, rules
 from mpitrain.faults.options import NON_FINITE
 from mpitrain.observe.ranks import places, table
 
 # Options of this command that take a value; the others are switches.
-VALUED = (
-    *("--batch-size-is", "--output", "--device", "--gpu-memory", "--intra-threads", "--inter-threads"),
-    *("--stall-warning", "--stall-abort", "--non-finite"),
-)
+VALUED = ("--batch-size-is", "--output", "--non-finite", *machine.VALUED)
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -47,21 +44,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--as-horovod", action="store_true", help="a script that imports horovod: it finds mpitrain.horovod instead"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument("--gpu-memory", metavar="SIZE", help="growth, a fraction, or MiB")
-    parser.add_argument("--share-gpus", action="store_true", help="let several ranks use one GPU")
-    parser.add_argument("--intra-threads", type=int, metavar="N")
-    parser.add_argument("--inter-threads", type=int, metavar="N")
-    parser.add_argument("--stall-warning", type=float, metavar="SECONDS", help=help_of("stall_warning"))
-    parser.add_argument("--stall-abort", type=float, metavar="SECONDS", help=help_of("stall_abort"))
-    parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{help_of('non_finite')} (default warn)")
+    machine.add_options(parser)
+    parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{rules()['non_finite'].help} (default warn)")
     parser.add_argument("--show-plan", action="store_true", help="print where each rank is, and what it has")
-    parser.add_argument("--verbose", action="store_true", help="TensorFlow's own messages")
-
-
-def help_of(name: str) -> str:
-    """Local: what the training job says about an option that both have."""
-    return rules()[name].help
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,19 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """
-    threads = (arguments.intra_threads, arguments.inter_threads)
     # Scripts for Horovod take the GPU of their local rank themselves.
     device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
-    world = init(
-        device=device,
-        gpu_memory=arguments.gpu_memory,
-        share_gpus=arguments.share_gpus,
-        threads=None if threads == (None, None) else threads,
-        verbose=arguments.verbose,
-        stall_warning=arguments.stall_warning,
-        stall_abort=arguments.stall_abort,
-        non_finite=arguments.non_finite,
-    )
+    world = machine.start(arguments, device=device, non_finite=arguments.non_finite)
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     if arguments.show_plan:
         found = places(world)
@@ -94,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mpitrain.training import script
 
     is_module = arguments.rest[0] == "-m"
-    name, *rest = arguments.rest[is_module:]
+    name, *rest = arguments.rest[is_module:] or [""]
     wanted = script.Script(name, tuple(rest), is_module)
     if arguments.as_horovod:
         from mpitrain.horovod import alias

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         device=config.device,
         gpu_memory=config.gpu_memory,
         share_gpus=config.share_gpus,
+        visible_devices=config.visible_devices,
         threads=_threads(config),
         verbose=config.verbose,
         stall_warning=config.stall_warning,

@@ -25,7 +25,7 @@ from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, imports, launcher
 from mpitrain.runtime import threads as thread_rules
-from mpitrain.runtime.devices import DevicePlan
+from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
 
@@ -117,7 +117,7 @@ class World:
             wait()
         if self.watchdog is not None:
             self.watchdog.stop()
-        report.tell("finished", self.rank)
+        report.finished(self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -128,6 +128,7 @@ def init(
     device: str = "auto",
     gpu_memory: str | None = None,
     share_gpus: bool = False,
+    visible_devices: str | None = None,
     threads: tuple[int | None, int | None] | None = None,
     verbose: bool = False,
     stall_warning: float | None = None,
@@ -143,6 +144,7 @@ def init(
         device: `auto` (a GPU where there is one), `cpu`, `gpu`, or `all`: the program chooses among those visible.
         gpu_memory: `growth`, a fraction such as `0.5`, or MiB such as `4096`.
         share_gpus: let several ranks use one GPU.
+        visible_devices: the GPUs of each host that ranks may use, as in `0,2`; by default all that they see.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
         verbose: keep TensorFlow's own log messages.
         stall_warning: seconds that a rank waits for others until it is told who has not come; 0 for never.
@@ -156,10 +158,11 @@ def init(
         TooLateError: a setting was given, but TensorFlow has started already.
     """
     given: dict[str, Any] = {"stall_warning": stall_warning, "stall_abort": stall_abort, "non_finite": non_finite}
-    asked = device not in ("auto", "all") or gpu_memory is not None or share_gpus or threads is not None
+    named = (gpu_memory, visible_devices, threads)
+    asked = device not in ("auto", "all") or share_gpus or any(value is not None for value in named)
     if asked and gpus.devices_fixed():
         raise TooLateError(
-            "mpitrain.init(device=..., gpu_memory=..., threads=...) came after TensorFlow had looked at "
+            "mpitrain.init(device=..., gpu_memory=..., threads=..., ...) came after TensorFlow had looked at "
             "the machine; call it before the first tensor is made, at the top of the script."
         )
     if _current:
@@ -174,7 +177,7 @@ def init(
     with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
         communicator, topology = _connect(environ)
         report.tell("met", topology.rank)
-        exits = Exits(topology, communicator.abort)
+        exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()
         faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
         watchdog = watch.start(communicator, topology, faults, environ)
@@ -186,7 +189,7 @@ def init(
     plan = together(
         communicator,
         topology.hosts,
-        lambda: _devices(communicator, topology, device, share_gpus, gpu_memory),
+        lambda: _devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),
     )
     intra, inter = threads or (None, None)
     pools = thread_rules.plan(
@@ -277,10 +280,15 @@ def _connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
 
 
 def _devices(
-    communicator: Communicator, topology: Topology, device: str, share: bool, memory: str | None
+    communicator: Communicator, topology: Topology, device: str, share: bool, memory: str | None, names: str | None
 ) -> DevicePlan:
     """Collective: choose this rank's accelerator, and let TensorFlow see no other."""
-    visible = device_rules.visible(os.environ, gpus.detect())
+
+    def seen() -> Visible:
+        found = device_rules.visible(os.environ, gpus.detect())
+        return found if names is None else device_rules.narrowed(found, names)
+
+    visible = together(communicator, topology.hosts, seen)
     neighbours = _on_this_host(communicator, topology, visible)
     plan = device_rules.assign(visible, topology, device, share, memory, neighbours)
     gpus.select(plan)

@@ -28,6 +28,7 @@ class Activity:
     Attributes:
         phase: where in the program it is; while `inside` is set it waits for the others, too.
         updates: gradient updates finished.
+        steps: finished steps of the whole training, with those of earlier processes; None where nobody counts them.
         position: collectives entered. All ranks enter the same ones in the same order, so a rank with a lower
             position than another has not come to where the other is.
         moved: messages of collectives that have arrived, where a collective is made of many.
@@ -37,17 +38,23 @@ class Activity:
         error: raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own.
     """
 
-    __slots__ = ("batches", "error", "gradients", "inside", "moved", "phase", "position", "updates")
+    __slots__ = ("batches", "error", "gradients", "inside", "moved", "phase", "position", "steps", "updates")
 
     def __init__(self) -> None:
         self.phase: Phase = "start"
         self.updates = 0
+        self.steps: int | None = None
         self.position = 0
         self.moved = 0
         self.inside: Any = None
         self.batches: list[int] = []
         self.gradients: list[int] = []
         self.error: MpitrainError | None = None
+
+    @property
+    def progress(self) -> int:
+        """How far it has come: steps, or else updates, that are finished."""
+        return self.updates if self.steps is None else self.steps
 
     def note_batch(self, arrays: Sequence[Any]) -> None:
         """Local: what this rank reads."""

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from mpitrain.errors import AgreedError, MpitrainError, UsageError
 from mpitrain.faults import report
+from mpitrain.faults.activity import Activity
 from mpitrain.faults.report import Culprit, Fault
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.runtime.topology import Topology
@@ -33,10 +34,11 @@ class Exits:
     Args:
         topology: this rank's place.
         abort: ends all ranks with an exit code.
+        activity: what this rank is doing.
     """
 
-    def __init__(self, topology: Topology, abort: Callable[[int], None]) -> None:
-        self._topology, self._abort = topology, abort
+    def __init__(self, topology: Topology, abort: Callable[[int], None], activity: Activity) -> None:
+        self._topology, self._abort, self._activity = topology, abort, activity
         self._once = threading.Lock()
         self._watchdog: Watchdog | None = None
         self._exit: tuple[FrameType, object] | None = None  # the outermost frame when sys.exit was called, its argument
@@ -89,6 +91,7 @@ class Exits:
             stream = sys.__stderr__ or sys.stderr  # a script's own may lead into a file
             stream.write(report.message(fault))
             stream.flush()
+            report.record(fault, None, self._activity)
         self._abort(fault.exit_code)
         os._exit(fault.exit_code)
 
@@ -97,8 +100,8 @@ class Exits:
             self._end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
     def _fault(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> Fault:
-        culprit = self._culprit()
-        inner = self._watchdog.activity.error if self._watchdog is not None else None
+        culprit, step = self._culprit(), self._activity.progress
+        inner = self._activity.error
         if inner is not None and error is not None and str(inner) in str(error):
             kind, error = type(inner), inner
         if issubclass(kind, KeyboardInterrupt):
@@ -109,7 +112,7 @@ class Exits:
             text = f"{kind.__name__}: {error}"
         else:
             text = "".join(traceback.format_exception(kind, error, trace))
-        return Fault("exception", text, int(getattr(error, "exit_code", 1) or 1), culprit)
+        return Fault("exception", text, int(getattr(error, "exit_code", 1) or 1), culprit, step=step)
 
     def _culprit(self) -> tuple[Culprit, ...]:
         return (Culprit(self._topology.rank, self._topology.host, os.getpid()),)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.faults import processes, report, stalls
+from mpitrain.faults.activity import Activity
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.report import Fault
@@ -59,6 +60,7 @@ class Hub:
         write: prints a text.
         end_job: ends all ranks: exit code, and those that will not end by themselves.
         silence_seconds: after which a rank is not heard any more.
+        activity: of this rank.
     """
 
     def __init__(
@@ -69,10 +71,11 @@ class Hub:
         write: Callable[[str], None],
         end_job: Callable[[int, Sequence[int]], None],
         silence_seconds: float,
+        activity: Activity,
     ) -> None:
         self._roster, self._options, self._write, self._end_job = roster, options, write, end_job
         self._neighbours = neighbours
-        self._silence_seconds = silence_seconds
+        self._silence_seconds, self._activity = silence_seconds, activity
         self.members: dict[int, Member] = {}
         self._gone: dict[int, tuple[str, float]] = {}  # why, since; also by what ranks say that had another hub
         self._broken: dict[int, tuple[float, Member]] = {}
@@ -259,8 +262,7 @@ class Hub:
             self._told = True
             for fault in faults:
                 self._write(report.message(fault))
-                if self._options.failure_report:
-                    report.write(self._options.failure_report, fault)
+                report.record(fault, self._options.failure_report, self._activity)
             self._ending = {"is": "abort", "code": faults[0].exit_code, "silent": silent}
             self.tell_all(self._ending)
             self._end_job(faults[0].exit_code, silent)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mpitrain.faults.activity import Activity
+from mpitrain.launch.report import ToldFault, tell
+
 Kind = Literal["exception", "interrupted", "signal", "exit", "death", "stall"]
 
 
@@ -45,6 +48,7 @@ class Fault:
         culprits: the ranks that it happened on.
         signal: name of the signal that a process got, if one did.
         out_of_memory: the kernel killed it for want of memory.
+        step: that were finished; see `Activity.progress`.
     """
 
     kind: Kind
@@ -53,6 +57,17 @@ class Fault:
     culprits: tuple[Culprit, ...] = field(default=())
     signal: str | None = None
     out_of_memory: bool = False
+    step: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """The same for two faults of the same cause."""
+        if self.kind == "death":
+            memory = " by the kernel, which had no memory left" * self.out_of_memory
+            return f"was killed by {self.signal}{memory}" if self.signal else f"ended with exit code {self.exit_code}"
+        if self.kind == "stall":
+            return "did not come to where the others waited"
+        return self.last_line or self.kind
 
     @property
     def last_line(self) -> str:
@@ -93,6 +108,22 @@ def as_json(fault: Fault) -> str:
     """Local: one line, without the newline."""
     record: dict[str, Any] = {"time": time.time(), **dataclasses.asdict(fault)}
     return json.dumps(record)
+
+
+def record(fault: Fault, path: str | None, activity: Activity) -> None:
+    """Local: let `mpitrain run` know of a fault, and add it to a file.
+
+    Args:
+        fault: what ends the job.
+        path: of the file; None for none.
+        activity: of this rank, which stands where the others do, as far as these tell nothing better.
+    """
+    if fault.step is None:
+        fault = dataclasses.replace(fault, step=activity.progress)
+    if path:
+        write(path, fault)
+    place = places(fault.culprits) if fault.culprits else "a rank"
+    tell("fault", detail=ToldFault(fault.kind, fault.step or 0, fault.exit_code, place, fault.reason).detail)
 
 
 def write(path: str, fault: Fault) -> None:

@@ -27,6 +27,7 @@ from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.wire import Link, Message
+from mpitrain.launch.report import tell
 
 BEAT_SECONDS = 0.5
 RANKS_PER_BEAT = 200  # of a larger job each rank speaks less often, so that the hub has no more to do
@@ -64,7 +65,7 @@ class Watchdog:
         self._silence_seconds = max(2.0, min(SILENCE_SECONDS, min(limits, default=SILENCE_SECONDS) / 3))
         self._beat_seconds = max(BEAT_SECONDS, len(roster.seats) / RANKS_PER_BEAT)
         self._neighbours = Neighbours(roster)
-        self._hub = Hub(roster, options, self._neighbours, write, self._end_job, self._silence_seconds)
+        self._hub = Hub(roster, options, self._neighbours, write, self._end_job, self._silence_seconds, activity)
         self._posts: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._wake, self.waker = socket.socketpair()
         self._wake.setblocking(False)
@@ -80,6 +81,7 @@ class Watchdog:
         self._linked_to = -1
         self._dialing = self._stopping = self._leaving = False
         self._left: dict[int, str] = {}
+        self._progress = 0
         self._now = self._clock = self._acknowledged = self._dialed = self._beaten = 0.0
         self._mark: tuple[int, int, bool] = (-1, 0, False)
         self._since = 0.0
@@ -188,6 +190,10 @@ class Watchdog:
         if sums > self._sums and max(len(activity.batches), len(activity.gradients)) >= LOOKED_AT_BATCHES:
             self._sums = sums
             self._say({"is": "data", "batches": activity.batches[:], "gradients": activity.gradients[:]})
+
+        if self.roster.own == 0 and activity.progress != self._progress:
+            self._progress = activity.progress
+            tell("step", 0, self._progress)
 
     def _waiting(self) -> float:
         """Seconds since this rank entered the collective it is in; never less than they are."""

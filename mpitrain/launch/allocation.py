@@ -100,7 +100,7 @@ def _from_file(system: str, name: str, convert: Callable[[str], str]) -> Allocat
         return None
     try:
         text = Path(name).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise LauncherError(
             f"the list of hosts {name} ({system}) cannot be read ({error}): give -H or --hostfile"
         ) from error

@@ -18,7 +18,7 @@ from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import HYDRA, OPEN_MPI, SRUN
 
 # Of mpitrain's commands those that are for ranks.
-RANK_COMMANDS = ("train", "bench")
+RANK_COMMANDS = ("train", "bench", "serve")
 OURS = (sys.executable, "-m", "mpitrain")
 # By which of Slurm's plugins the ranks of an MPI find each other, the best first.
 PLUGINS = {"Open MPI": ("pmix",), "MPICH": ("pmi2", "pmix"), "Intel MPI": ("pmi2",)}

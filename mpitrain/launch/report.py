@@ -1,4 +1,4 @@
-"""What ranks tell `mpitrain run`, beside all output: that they began, that all have met, that the job is done.
+"""What ranks tell `mpitrain run`, beside all output: that they began, how far they are, that the job is done.
 
 A launcher's exit code does not tell: it may be 0 although a host was lost. So ranks write short marks to their
 standard error, which every launcher brings to where the job was started, on the connections it has anyway, and
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+import select
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,9 +24,14 @@ from mpitrain.runtime import launcher
 RUN_VARIABLE = "MPITRAIN_RUN"  # the secret, for the ranks
 OUTPUT_VARIABLE = "MPITRAIN_RUN_OUTPUT"  # the directory in which each rank writes to files of its own
 SIGN = b"\x1e"
+RESUME_VARIABLE = "MPITRAIN_RUN_RESUME"  # set when a job is started again that has written checkpoints
 LONGEST_MARK = 512  # less than what a pipe takes at once, so that marks of several ranks do not mix
+PATIENCE_SECONDS = 1.0  # for a launcher that does not read
+# What is told, and what stands behind it:
 # `graceful`: a signal is from now on a request to come to an end; `ordinary`: it no longer is.
-EVENTS = ("begun", "met", "graceful", "ordinary", "finished")
+# `resumed`, `saved`: a checkpoint was read, or is written: after how many steps. `step`: that many are done.
+# `fault`: a `ToldFault`. `finished`: the exit code, if known.
+EVENTS = ("begun", "met", "graceful", "ordinary", "resumed", "saved", "step", "fault", "finished")
 # What taggers of Open MPI, Hydra and srun put before a line.
 TAG = re.compile(rb"\s*(?:\[[\d,]+\](?:<stderr>)?:?|\d+:)\s*")
 
@@ -38,11 +44,13 @@ class Mark:
         event: one of `EVENTS`.
         rank: whose it is; -1 if it is not known yet.
         host: the name of its host.
+        detail: what belongs to the event.
     """
 
     event: str
     rank: int
     host: str
+    detail: str = ""
 
 
 class Reporter:
@@ -51,16 +59,25 @@ class Reporter:
     Args:
         secret: of this run.
         descriptor: where the launcher listens.
+
+    Attributes:
+        exit_code: of this process, where its command has told.
+        resumes: the job was started before, and goes on from the newest of its checkpoints.
     """
 
     def __init__(self, secret: str, descriptor: int) -> None:
         self._secret, self._descriptor = secret, descriptor
+        self.exit_code: int | None = None
+        self.resumes = False
 
-    def tell(self, event: str, rank: int) -> None:
-        """Local: write a mark; nobody may be listening any more."""
-        line = f"{self._secret} {event} {rank} {os.uname().nodename}\n".encode()
+    def tell(self, event: str, rank: int, detail: object = "") -> None:
+        """Local: write a mark; nobody may be listening any more, or the launcher may be stopped."""
+        words = " ".join(f"{self._secret} {event} {rank} {os.uname().nodename} {detail}".split())
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, (SIGN + line)[:LONGEST_MARK])
+            waiting = select.poll()
+            waiting.register(self._descriptor, select.POLLOUT)
+            if waiting.poll(PATIENCE_SECONDS * 1000):
+                os.write(self._descriptor, (SIGN + words.encode())[: LONGEST_MARK - 1] + b"\n")
 
 
 @functools.cache
@@ -73,28 +90,77 @@ def reporter() -> Reporter | None:
     Raises:
         LauncherError: there can be no such files.
     """
-    secret, directory = os.environ.pop(RUN_VARIABLE, ""), os.environ.pop(OUTPUT_VARIABLE, "")
+    secret, directory, resume = (os.environ.pop(name, "") for name in (RUN_VARIABLE, OUTPUT_VARIABLE, RESUME_VARIABLE))
     if not secret:
         return None
     # A daemon of the launcher that ends without a word leaves no rank behind.
     die_with_parent(signal.SIGKILL)
     found = Reporter(secret, os.dup(2))
+    found.resumes = bool(resume)
     rank = own_rank(os.environ)
     if directory and rank > 0:
         _redirect(Path(directory), rank)
     return found
 
 
-def tell(event: str, rank: int | None = None) -> None:
+def tell(event: str, rank: int | None = None, detail: object = "") -> None:
     """Local: write a mark, if anybody waits for it. The first call in a process may raise as `reporter` does.
 
     Args:
         event: one of `EVENTS`.
         rank: of this process; else what the launcher says.
+        detail: what belongs to the event; words in one line, of which the end may be cut off.
     """
     teller = reporter()
     if teller is not None:
-        teller.tell(event, own_rank(os.environ) if rank is None else rank)
+        teller.tell(event, own_rank(os.environ) if rank is None else rank, detail)
+
+
+def finished(rank: int) -> None:
+    """Local: tell that all ranks have come to the end of their programs, and with which exit code, if that is known."""
+    teller = reporter()
+    if teller is not None:
+        teller.tell("finished", rank, "" if teller.exit_code is None else teller.exit_code)
+
+
+def note_exit(status: object) -> None:
+    """Local: this process is about to end with what `sys.exit` takes."""
+    teller = reporter()
+    if teller is not None:
+        teller.exit_code = 0 if status is None else status if isinstance(status, int) else 1
+
+
+@dataclass(frozen=True)
+class ToldFault:
+    """What ended a job, as ranks told it.
+
+    Attributes:
+        kind: as in `faults.report.Fault`.
+        step: that were done before, of the whole training where that is known, else in this process.
+        exit_code: of the job.
+        place: such as `rank 1 on hosta`.
+        reason: the same for two faults of the same cause.
+    """
+
+    kind: str
+    step: int
+    exit_code: int
+    place: str
+    reason: str
+
+    @property
+    def detail(self) -> str:
+        """For a mark, where the place is one word. What is too long is cut off, in the same way each time."""
+        place, reason = self.place.replace(" ", "~")[:120], self.reason.encode()[:200].decode(errors="ignore")
+        return f"{self.kind} {self.step} {self.exit_code} {place} {reason}"
+
+    @classmethod
+    def of(cls, detail: str) -> ToldFault | None:
+        """What `detail` says; None if it is no such text."""
+        words = detail.split(" ", 4)
+        if len(words) != 5 or not (words[1].isdecimal() and words[2].lstrip("-").isdecimal()):
+            return None
+        return cls(words[0], int(words[1]), int(words[2]), words[3].replace("~", " "), words[4])
 
 
 def own_rank(environ: Mapping[str, str]) -> int:
@@ -171,15 +237,25 @@ class Listener:
         return line if TAG.fullmatch(shown, line) else len(shown)
 
     def _take(self, words: bytes) -> None:
-        parts = words.decode(errors="replace").split()
-        if len(parts) == 3 and parts[0] in EVENTS and parts[1].lstrip("-").isdecimal():
-            self.marks.append(Mark(parts[0], int(parts[1]), parts[2]))
+        parts = words.decode(errors="replace").split(None, 3)
+        if len(parts) >= 3 and parts[0] in EVENTS and parts[1].lstrip("-").isdecimal():
+            self.marks.append(Mark(parts[0], int(parts[1]), *parts[2:]))
 
     @property
     def is_graceful(self) -> bool:
         """Whether the ranks come to an end by themselves when they get a signal."""
         told = [mark.event for mark in self.marks if mark.event in ("graceful", "ordinary")]
         return told[-1:] == ["graceful"]
+
+    @property
+    def fault(self) -> ToldFault | None:
+        """What ranks told first that ends the job."""
+        told = (ToldFault.of(mark.detail) for mark in self.marks if mark.event == "fault")
+        return next((fault for fault in told if fault is not None), None)
+
+    def numbers(self, event: str) -> list[int]:
+        """The numbers that were told with an event."""
+        return [int(mark.detail) for mark in self.marks if mark.event == event and mark.detail.isdecimal()]
 
     def ranks(self, event: str) -> dict[int, str]:
         """The ranks that told an event, and their hosts."""

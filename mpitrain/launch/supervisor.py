@@ -87,6 +87,12 @@ class Outcome:
         return 0 in self.listener.ranks("finished")
 
     @property
+    def succeeded(self) -> bool:
+        """Rank 0 has told that the job is done and that it ends with 0, and no rank that it ends otherwise."""
+        codes = {mark.rank: mark.detail for mark in self.listener.marks if mark.event == "finished"}
+        return codes.get(0) == "0" and set(codes.values()) == {"0"}
+
+    @property
     def met(self) -> bool:
         """Rank 0 has told that all ranks have met."""
         return 0 in self.listener.ranks("met")
@@ -98,12 +104,13 @@ class Supervisor:
     Args:
         plan: what to run.
         agent: the program that stands for ssh, if there is one.
+        pending: signals that have come before it is started.
     """
 
-    def __init__(self, plan: Plan, agent: Agent | None = None) -> None:
+    def __init__(self, plan: Plan, agent: Agent | None = None, pending: list[int] | None = None) -> None:
         self._plan, self._agent = plan, agent
         self._outcome = Outcome(0, Listener(plan.secret))
-        self._pending: list[int] = []
+        self._pending = [] if pending is None else pending
         self._leaving: set[str] = set()  # hosts whose connection has ended; perhaps the launcher is about to end, too
         self._ending: list[tuple[float, int]] = []  # when the launcher is sent which signal, unless it ends before
 
@@ -115,7 +122,7 @@ class Supervisor:
         """
         processes.adopt_orphans()
         started = time.monotonic()
-        with _Signals(self._pending) as wakeup, _files(self._plan.output) as copies:
+        with Signals(self._pending) as wakeup, _files(self._plan.output) as copies:
             process = self._start()
             try:
                 self._watch(process, wakeup, copies, started)
@@ -261,7 +268,7 @@ class Supervisor:
         return signum
 
 
-class _Signals:
+class Signals:
     """Notes signals for a loop, and wakes it. The handlers before are put back at the end.
 
     Args:

@@ -20,8 +20,10 @@ NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
 def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> tuple[int, list[str]]:
     """The exit code of the job, and sentences for the user.
 
-    The launcher's exit code stands if it tells of a failure. If it is 0 and several hosts took part, the job has
-    succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell nothing).
+    The launcher's exit code stands if it tells of a failure; not so where rank 0 has told that it ends with 0, and all
+    ranks had come to their end: what happens to them afterwards is no matter. If it is 0 and several hosts took part,
+    the job has succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell
+    nothing).
 
     Args:
         outcome: from the supervisor.
@@ -41,6 +43,9 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
             "A host or a connection may have been lost; what was printed last, and the hosts' logs, may tell"
         )
         return 1, said
+    if outcome.code != 0 and not outcome.signals and outcome.succeeded:
+        said.append(f"the job is done; its launcher ended with exit code {outcome.code} because of what came after")
+        return 0, said
     return _of_the_first(outcome), said
 
 

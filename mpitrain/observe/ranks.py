@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mpitrain.comm.world import World
+from mpitrain.runtime.columns import columns
 from mpitrain.runtime.threads import available_cores
 
 TITLES = ("rank", "node", "host", "local rank", "device", "cores", "memory")
@@ -81,9 +82,7 @@ def table(places: Sequence[Place]) -> str:
         half = MOST_ROWS // 2
         between = ("...", "...", f"{len(rows) - 2 * half} more hosts", "...", "...", "...", "...")
         rows = [*rows[:half], between, *rows[-half:]]
-    widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (TITLES, *rows)]
-    return "\n".join(line.rstrip() for line in lines)
+    return columns(TITLES, rows)
 
 
 def _row(place: Place) -> tuple[str, ...]:

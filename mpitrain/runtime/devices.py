@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpitrain.errors import DeviceError
 from mpitrain.runtime.launcher import detect as detect_launcher
@@ -109,6 +109,23 @@ def visible(environ: Mapping[str, str], detected: Sequence[str]) -> Visible:
             f"{len(found)}, counted from 0: correct the variable, or unset it"
         )
     return Visible(variable, devices, found, _is_own(environ, len(devices)))
+
+
+def narrowed(visible: Visible, names: str) -> Visible:
+    """Some of the devices that a rank sees.
+
+    Args:
+        visible: what it sees.
+        names: those it may use, as in `0,2`.
+
+    Raises:
+        DeviceError: it does not see all of them, or none is named.
+    """
+    wanted = _listed(names)
+    if not wanted or not set(wanted) <= set(visible.devices) or len(wanted) != len(names.split(",")):
+        seen = f"some of {','.join(visible.devices)}" if visible.devices else "nothing, for this rank sees no GPU"
+        raise DeviceError(f"--visible-devices {names!r}: expected {seen} ({visible.variable})")
+    return replace(visible, devices=wanted)
 
 
 def assign(

@@ -80,7 +80,7 @@ def read(path: str) -> tuple[Host, ...]:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse(text, path)
 

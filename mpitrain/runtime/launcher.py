@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from mpitrain.errors import LauncherError
 from mpitrain.runtime.topology import Topology
 
+MOST_DIGITS = 6  # of a number of nodes, or of tasks on one; more would fill the memory
+
 
 @dataclass(frozen=True)
 class Launcher:
@@ -169,6 +171,8 @@ def slurm_counts(text: str) -> tuple[int, ...] | None:
     for part in text.split(","):
         count, _, times = part.strip().removesuffix(")").partition("(x")
         if not count.isdecimal() or not (times or "1").isdecimal():
+            return None
+        if len(times) > MOST_DIGITS or len(count) > MOST_DIGITS:
             return None
         counts += [int(count)] * int(times or "1")
     return tuple(counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,10 +15,10 @@ from mpitrain.faults.activity import Phase
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.first_batches import FirstBatches
+from mpitrain.training.logs import Logs, global_metrics, numbers_of
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of, replicated_state
 from mpitrain.training.replicas import (
     average_statistics,
-    describe,
     has_value,
     part_streams,
     synchronize,
@@ -177,6 +177,7 @@ class _ModelHook:
     Attributes:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
         synchronized: variables are those of rank 0 already.
+        logs: the numbers of its steps over all ranks.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
@@ -187,6 +188,8 @@ class _ModelHook:
         self._first_batches = FirstBatches(exchange.world.activity)
         self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
+        self._result_or_logs: Callable[[Any], Any] = model._get_metrics_result_or_logs
+        self.logs = Logs(lambda: model.metrics, self._metrics_result, exchange.world)
         self._train_step: Callable[[Any], Any] = model.train_step
         self._own_train_step = self._train_step
         self._test_step: Callable[[Any], Any] = model.test_step
@@ -215,6 +218,7 @@ class _ModelHook:
             object.__setattr__(model, "train_step", hook.train_step)
             object.__setattr__(model, "test_step", hook.test_step)
             object.__setattr__(model, "get_metrics_result", hook.metrics_result)
+            object.__setattr__(model, "_get_metrics_result_or_logs", hook.result_or_logs)
         found: _ModelHook = model.__dict__[ATTRIBUTE]
         found._prepare()
         return found
@@ -247,6 +251,19 @@ class _ModelHook:
         self._exchange.join()
         return self.global_result()
 
+    def result_or_logs(self, logs: Any) -> Any:
+        """Collective at the end of an epoch or evaluation, where Keras takes metrics or, of other names, its logs."""
+        if self._depth or not self.active:
+            return self._result_or_logs(logs)
+        self._exchange.join()
+        world, own = self._exchange.world, numbers_of(logs)
+        world.agreement.call("names in logs")
+        names = list(dict.fromkeys(name for names in world.communicator.all_gather_obj([*own]) for name in names))
+        if set(names) == set(self._metrics_result()):
+            return self.global_result()
+        world.agreement.call(self.logs.description(names))
+        return {**(logs or {}), **self.logs.reduce(names, own, self._exchange.latest_samples)}
+
     def global_result(self) -> dict[str, Any]:
         """Collective: the model's metrics over the samples of all ranks."""
         return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
@@ -265,9 +282,16 @@ def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, An
     DistributedOptimizer(model.optimizer, world=world)
     hook = _ModelHook.of(model, exchange_of(world))
     logs = train(model, **{**arguments, "return_dict": True})
-    logs |= _mean_logs(logs, world)
-    logs |= {name: float(value) for name, value in hook.global_result().items() if name in logs}
+    own = numbers_of(logs)
+    world.agreement.call(hook.logs.description(list(own)))
+    logs |= hook.logs.reduce(list(own), own, exchange_of(world).latest_samples)
     return logs if as_dictionary else model._flatten_metrics_in_order(logs)
+
+
+def logs_of(model: Any) -> Logs:
+    """Local: the numbers of a model's steps; `DataParallel` has been told of the model."""
+    hook: _ModelHook = model.__dict__[ATTRIBUTE]
+    return hook.logs
 
 
 def begun_alike(model: Any) -> None:
@@ -279,30 +303,6 @@ def begun_alike(model: Any) -> None:
 def average_batch_statistics(model: Any, world: World) -> None:
     """Collective: moments of batch normalization become the mean over ranks."""
     average_statistics(_statistics(model), world=world)
-
-
-def global_metrics(metrics: Sequence[Any], result: Callable[[], dict[str, Any]], world: World) -> dict[str, Any]:
-    """Collective: Keras metrics over the samples of all ranks.
-
-    The state of Keras metrics is made of sums and counts; those are added, and the result is
-    computed from the totals. This rank's own state is put back.
-
-    Args:
-        metrics: `keras.Metric` objects, the same on all ranks.
-        result: computes the numbers from the metrics' state.
-        world: the job.
-    """
-    variables = [variable for metric in metrics for variable in metric.variables]
-    world.agreement.call(f"metrics of {describe(variables)}")
-    own = [np.array(variable.numpy()) for variable in variables]
-    for variable, value in zip(variables, own, strict=True):
-        total = np.array(value, dtype=np.float64, order="C", ndmin=1)
-        world.communicator.all_reduce(total)
-        variable.assign(total.reshape(value.shape).astype(value.dtype))
-    numbers = {name: np.asarray(value) for name, value in result().items()}
-    for variable, value in zip(variables, own, strict=True):
-        variable.assign(value)
-    return numbers
 
 
 def _mean_logs(logs: dict[str, Any], world: World) -> dict[str, float]:

@@ -67,7 +67,12 @@ class EmptyUpdate:
 
 
 class Exchange:
-    """Gradient exchange of one job."""
+    """Gradient exchange of one job.
+
+    Attributes:
+        takes_part: of each loop under way, the innermost last, a function that says how a rank without data takes
+            part in what so describes something of the others, or None.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -78,6 +83,13 @@ class Exchange:
         self._empty_updates: weakref.WeakValueDictionary[int, EmptyUpdate] = weakref.WeakValueDictionary()
         self._plans: dict[int, BucketPlan] = {}
         self._synchronized: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.takes_part: list[Callable[[str], Callable[[Agreed], None] | None]] = []
+
+    @property
+    def latest_samples(self) -> float:
+        """Samples of this rank in the latest update; 1 before the first."""
+        agreed = self.reducer.agreed
+        return 1.0 if agreed is None else float(agreed.samples[self.world.rank])
 
     @property
     def statistics(self) -> Statistics:
@@ -185,11 +197,20 @@ class Exchange:
         update = self._empty_updates.get(signature)
         if update is not None:
             return update.samples()
+        if not finished and self._part_in(description) is not None:
+            return 0.0
         known = finished and signature in self._plans
         return 0.0 if known or (collectives and host.without_data(self.world, description)) else None
 
+    def _part_in(self, description: str) -> Callable[[Agreed], None] | None:
+        return self.takes_part[-1](description) if self.takes_part else None
+
     def _contribute_nothing(self, agreed: Agreed, signature: int) -> None:
-        """Collective: one update of the others."""
+        """Collective: one update of the others, or what else they do."""
+        part = self._part_in(agreed.description)
+        if part is not None:
+            part(agreed)
+            return
         collective = host.without_data(self.world, agreed.description)
         if collective is not None:
             collective()

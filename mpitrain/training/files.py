@@ -22,16 +22,17 @@ from mpitrain.comm.world import World
 from mpitrain.training.callbacks import average_batch_statistics
 
 Note = Callable[[str, str], None]
-# Where scripts find the same function; `tf.keras` has modules of its own.
-MODULES = {
-    "save_model": ("keras.models", "keras.saving", "keras._tf_keras.keras.models", "keras._tf_keras.keras.saving"),
-    "load_model": ("keras.models", "keras.saving", "keras._tf_keras.keras.models", "keras._tf_keras.keras.saving"),
-    "plot_model": ("keras.utils", "keras._tf_keras.keras.utils"),
-}
+# Functions, and where in Keras scripts find them; `tf.keras` has modules of its own.
+PACKAGES = ("keras", "keras._tf_keras.keras")
+SAVING = {"save_model": ("models", "saving"), "save_weights": ("saving",)}
+LOADING = {"load_model": ("models", "saving"), "load_weights": ("saving",)}
+DRAWING = {"plot_model": ("utils",), "save_img": ("utils", "preprocessing.image")}
 # Methods that write; the callbacks' other methods run on all ranks.
 WRITING_CALLBACKS: dict[str, tuple[str, ...]] = {
     "CSVLogger": ("on_train_begin", "on_epoch_end", "on_train_end"),
     "BackupAndRestore": ("_save_model", "on_train_end"),
+    "OrbaxCheckpoint": ("_save_checkpoint",),
+    "RemoteMonitor": ("on_epoch_end",),
     "TensorBoard": (
         *("set_model", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end", "on_epoch_begin"),
         *("on_epoch_end", "on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"),
@@ -53,10 +54,11 @@ class Files:
 
     def install(self) -> None:
         """Local: patch what writes and reads."""
-        for name, places in MODULES.items():
-            for place in places:
-                module = importlib.import_module(place)
-                self._replace(module, name, self._reading if name == "load_model" else self._writing)
+        for make, functions in ((self._writing_model, SAVING), (self._reading, LOADING), (self._writing, DRAWING)):
+            for name, places in functions.items():
+                for place in (f"{package}.{place}" for package in PACKAGES for place in places):
+                    self._replace(importlib.import_module(place), name, make)
+        self._replace_downloads()
         for name in ("save", "save_weights", "export"):
             self._replace(keras.Model, name, self._writing_model)
         self._replace(keras.Model, "load_weights", self._reading)
@@ -65,6 +67,7 @@ class Files:
             (tf.train.Checkpoint, "write"),
             (tf.train.CheckpointManager, "save"),
             (tf.saved_model, "save"),
+            (keras.export.ExportArchive, "write_out"),
         ):
             self._replace(owner, name, self._writing)
         for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read")):
@@ -77,12 +80,29 @@ class Files:
             tf.train.CheckpointManager.latest_checkpoint = property(_latest_checkpoint)
             self._replace(tf.train.CheckpointManager, "restore_or_initialize", _looking_first)
             for callback, methods in WRITING_CALLBACKS.items():
-                for method in methods:
+                for method in methods if hasattr(keras.callbacks, callback) else ():
                     setattr(getattr(keras.callbacks, callback), method, _nothing)
 
     def _replace(self, owner: Any, name: str, make: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
         setattr(owner, name, functools.wraps(original)(make(name, original)))
+
+    def _replace_downloads(self) -> None:
+        """Local: modules of Keras that have imported the function get the other one, too."""
+        original = file_utils.get_file
+        fetch = functools.wraps(original)(self._fetching("get_file", original))
+        for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]:
+            if module.__dict__.get("get_file") is original:
+                module.get_file = fetch  # type: ignore[attr-defined]
+
+    def _fetching(self, name: str, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._note("files", f"{name}: by one rank of each host, rank 0 first")
+            if self._training():
+                return fetch(*args, **kwargs)
+            return on_each_host(self._world, name, lambda: fetch(*args, **kwargs))
+
+        return call
 
     def _writing(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -194,20 +214,44 @@ def on_root(world: World, name: str, action: Callable[[], Any]) -> Any:
         Exception: on rank 0 its own; on the others RuntimeError with its text, or EOFError for one.
     """
     world.agreement.call(f"{name} by rank 0")
-    result, error = None, None
-    if world.is_root:
-        try:
-            with world.activity.during("checkpoint"):
-                result = action()
-        except Exception as raised:
-            error = raised
-    result, text, at_end = world.communicator.broadcast_obj(
-        (result, error and repr(error), isinstance(error, EOFError))
-    )
+    told, error = _attempt(world, action) if world.is_root else (None, None)
+    return _outcome(name, 0, world.communicator.broadcast_obj(told), error)
+
+
+def on_each_host(world: World, name: str, action: Callable[[], Any]) -> Any:
+    """Collective: what `action` returns on the first rank of this host.
+
+    Rank 0 does it before the other hosts do, which may find the result on a file system that all share.
+
+    Raises:
+        Exception: where it was raised; on the other ranks RuntimeError with its text, or EOFError for one.
+    """
+    result = on_root(world, name, action)
+    told: tuple[Any, str | None, bool] = (result, None, False)
+    error: Exception | None = None
+    if world.local_rank == 0 and not world.is_root:
+        told, error = _attempt(world, action)
+    everyone = world.communicator.all_gather_obj(told)
+    failed = next((rank for rank, (_, text, _) in enumerate(everyone) if text is not None), None)
+    first = world.topology.nodes.index(world.topology.node_rank)
+    return _outcome(name, first if failed is None else failed, everyone[first if failed is None else failed], error)
+
+
+def _attempt(world: World, action: Callable[[], Any]) -> tuple[tuple[Any, str | None, bool], Exception | None]:
+    """Local: what the others are told (result, text of the error, whether it is of the end of a file); the error."""
+    try:
+        with world.activity.during("checkpoint"):
+            return (action(), None, False), None
+    except Exception as error:
+        return (None, repr(error), isinstance(error, EOFError)), error
+
+
+def _outcome(name: str, rank: int, told: tuple[Any, str | None, bool], error: Exception | None) -> Any:
+    result, text, at_end = told
     if error is not None:
         raise error
     if text is not None:
-        raise EOFError if at_end else RuntimeError(f"{name} on rank 0: {text}")
+        raise EOFError if at_end else RuntimeError(f"{name} on rank {rank}: {text}")
     return result
 
 

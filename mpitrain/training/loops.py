@@ -18,8 +18,8 @@ import tensorflow as tf
 from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, length
 from mpitrain.errors import DataError
-from mpitrain.training.callbacks import global_metrics
 from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.logs import global_metrics
 
 Note = Callable[[str, str], None]
 

@@ -58,7 +58,7 @@ def _saved(spec: str) -> keras.Model:
     if not path.exists():
         raise ModelError(f"there is no model file {spec}: correct the path, or name one of {KINDS}")
     try:
-        return keras.models.load_model(path, compile=False)
+        return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras has no common class for what can be wrong with a file
         reason = " ".join(str(error).split())[:300]
         raise ModelError(

@@ -13,6 +13,7 @@ from mpitrain.errors import UsageError
 
 MODEL_NAME = "model.keras"
 SUMMARY_NAME = "summary.json"
+DIRECTORY_MODE = 0o750  # weights and logs are data: nothing for everyone
 
 
 def prepare_directory(directory: Path) -> None:
@@ -22,7 +23,7 @@ def prepare_directory(directory: Path) -> None:
         UsageError: it cannot.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
         with tempfile.NamedTemporaryFile(dir=directory):
             pass
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import io
 import os
 import runpy
@@ -10,11 +11,13 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
+from mpitrain.training.output import DIRECTORY_MODE
 
 PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
 
@@ -116,6 +119,7 @@ def _run_divided(
 ) -> None:
     from mpitrain.data.portions import Portion
     from mpitrain.training.files import Files, on_root
+    from mpitrain.training.own_files import OwnFiles, share_directories
     from mpitrain.training.unmodified import DryRunEnded, Unmodified
 
     _seed_alike(world, changes.note)
@@ -123,6 +127,8 @@ def _run_divided(
     unmodified = Unmodified(world, portion, changes.note, division.dry_run, division.divide_loops)
     unmodified.install()
     Files(world, changes.note, lambda: unmodified.training).install()
+    share_directories()
+    OwnFiles(changes.note, world.size, world.is_root).watch()
     ask = builtins.input
     builtins.input = lambda *prompt: on_root(world, "input", lambda: ask(*prompt))
     try:
@@ -157,7 +163,7 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
     """
     if world.size > 1:
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
             log = (output / f"rank-{world.rank}.log").open("w", buffering=1)
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
@@ -173,12 +179,34 @@ def _compiled(script: Script) -> types.CodeType | None:
         UsageError: it cannot be read.
     """
     if script.is_module:
+        _find_module(script.name)
         return None
     try:
         with io.open_code(os.path.abspath(script.name)) as file:  # noqa: PTH100 (a Path has no open_code)
             return compile(file.read(), script.name, "exec")
     except OSError as error:
         raise UsageError(f"the script {script.name} cannot be read: {error.strerror}") from error
+
+
+def _find_module(name: str) -> None:
+    """Local: see that there is such a module. Nothing of it is imported: Keras is not data-parallel yet.
+
+    Raises:
+        UsageError: there is none.
+    """
+    parts = name.split(".")
+    spec = importlib.util.find_spec(parts[0]) if all(map(str.isidentifier, parts)) else None
+    for count in range(2, len(parts) + 1):
+        spec = _inside(spec, ".".join(parts[:count]))
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _inside(spec, f"{name}.__main__")
+    if spec is None:
+        raise UsageError(f"there is no module {name!r} that -m could run: name one that Python finds")
+
+
+def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    places = package.submodule_search_locations if package is not None else None
+    return PathFinder.find_spec(name, places) if places is not None else None
 
 
 def _execute(script: Script, code: types.CodeType | None) -> None:

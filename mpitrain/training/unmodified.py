@@ -7,6 +7,7 @@ and reach the same collectives in the same order.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -20,7 +21,9 @@ import numpy as np
 
 from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length, of_batches, suited, take
+from mpitrain.training.batches import STOP, alike, looks_at
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.exchange import exchange_of
 from mpitrain.training.loops import DividedLoops
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 
@@ -63,6 +66,8 @@ class Unmodified:
         _patch(keras.Model, "evaluate", self._evaluate)
         _patch(keras.Model, "predict", self._predict)
         _patch(keras.Model, "train_on_batch", self._train_on_batch)
+        _patch(keras.Model, "test_on_batch", self._on_whole_batch)
+        _patch(keras.Model, "predict_on_batch", self._on_whole_batch)
         _patch(keras.optimizers.Optimizer, "apply", self._apply)
         _patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
         if self._loops is not None:
@@ -81,10 +86,10 @@ class Unmodified:
             return fit(model, **arguments)
         self._divide_training(arguments)
         self._note_model(model)
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"))
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
         self._begin_training()
         self._silence(arguments)
-        with self._fitting():
+        with self._fitting(), self._leaving_loops():
             history = fit(model, **arguments)
         self._world.agreement.call("end of fit")
         return history
@@ -97,9 +102,10 @@ class Unmodified:
         if _knows_ranks(arguments.get("callbacks")):
             return evaluate(model, **arguments)
         self._divide(arguments, "steps", "evaluate")
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"))
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
         self._silence(arguments)
-        return evaluate(model, **arguments)
+        with self._leaving_loops():
+            return evaluate(model, **arguments)
 
     def _predict(self, predict: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.predict`: each rank predicts all, for the script goes on with the result."""
@@ -109,6 +115,12 @@ class Unmodified:
         arguments = _bound(predict, model, args, kwargs)
         self._silence(arguments)
         return predict(model, **arguments)
+
+    def _on_whole_batch(self, method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.test_on_batch` and `predict_on_batch`: each rank computes the whole batch."""
+        if not self.training:
+            average_batch_statistics(model, self._world)
+        return method(model, *args, **kwargs)
 
     def _train_on_batch(self, train: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.train_on_batch`, on this rank's rows of the batch."""
@@ -186,17 +198,22 @@ class Unmodified:
         arguments |= {name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments}
         return batch_size
 
-    def _with_data_parallel(self, callbacks: Any) -> Any:
-        own = DataParallel(world=self._world)
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.callbacks.insert(0, own)
-            return callbacks
-        if callbacks is None:
-            return [own]
-        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    def _with_data_parallel(self, callbacks: Any, model: Any) -> Any:
+        """Local: the callbacks, behind the one that makes the rest of Keras data-parallel."""
+        made = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+        given = [] if made is None else keras.tree.flatten(made)
         for callback in given:
-            self._note("callbacks", f"{type(callback).__name__}: sees the numbers of all ranks at the end of epochs")
-        return [own, *given]
+            self._note("callbacks", f"{type(callback).__name__}: sees the numbers of all ranks{_when(callback, model)}")
+        every = [DataParallel(world=self._world), *alike(self._world, given)]
+        if made is callbacks:
+            return every
+        # Keras has told the callbacks of a CallbackList of the model; the script may give the same list again.
+        own = copy.copy(callbacks)
+        own.callbacks, own._async_train, own._async_test = every, False, False
+        for callback in every:
+            if callback not in given:
+                callback.set_model(model)
+        return own
 
     def _silence(self, arguments: Arguments) -> None:
         if not self._world.is_root:
@@ -225,12 +242,31 @@ class Unmodified:
             raise DryRunEnded
 
     @contextmanager
+    def _leaving_loops(self) -> Iterator[None]:
+        """Local: a loop that an exception ended is under way no more."""
+        loops = exchange_of(self._world).takes_part
+        depth = len(loops)
+        try:
+            yield
+        finally:
+            del loops[depth:]
+
+    @contextmanager
     def _fitting(self) -> Iterator[None]:
         self._fits += 1
         try:
             yield
         finally:
             self._fits -= 1
+
+
+def _when(callback: Any, model: Any) -> str:
+    """Local: at what times a callback sees the numbers of all ranks."""
+    if not any(looks_at(callback, kind) for kind in STOP):
+        return " at the end of epochs"
+    if model.steps_per_execution > 1:
+        return " at the end of epochs, its own at batches, for steps_per_execution is above 1"
+    return " at batches too, and is called at the same batches"
 
 
 def _patch(owner: Any, name: str, method: Callable[..., Any]) -> None:

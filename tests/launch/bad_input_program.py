@@ -1,7 +1,7 @@
 """Runs the command with one wrong input after the other, in one job: TensorFlow is loaded once.
 
-Arguments: a JSON file with a list of [name, arguments of rank 0, arguments of the other ranks], and a
-directory where each rank writes what it printed and returned.
+Arguments: a JSON file with a list of [name, arguments of rank 0, arguments of the other ranks, environment variables],
+and a directory where each rank writes what it printed and returned.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -21,13 +22,22 @@ def run(cases: Path, results: Path) -> None:
     """Run all cases, and write one JSON file a rank."""
     rank = init(non_finite="stop").rank  # as the command has it
     found = {}
-    for name, of_root, of_others in json.loads(cases.read_text()):
+    before = dict(os.environ)
+    for name, of_root, of_others, variables in json.loads(cases.read_text()):
         out, err = io.StringIO(), io.StringIO()
+        os.environ.update(variables)
         began = time.monotonic()
+        code: int | str
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(of_others if rank else of_root)
+            try:
+                code = main(of_others if rank else of_root)
+            except Exception as error:
+                code = repr(error)
+        for variable in variables:
+            os.environ.pop(variable)
+        os.environ.update(before)
         found[name] = [code, out.getvalue(), err.getvalue(), time.monotonic() - began]
-    (results / f"{rank}.json").write_text(json.dumps(found))
+        (results / f"{rank}.json").write_text(json.dumps(found))  # where it hangs, the last one tells
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpitrain.training.checkpoint import files
 from tests.launch.conftest import REPOSITORY, Mpirun
 
-SECONDS = 30.0  # for one case, on a busy machine
+SECONDS = 120.0  # for one case, on a busy machine
 FUNCTIONS = """
 import keras, mpitrain, tensorflow as tf
 
@@ -41,12 +42,14 @@ class Case:
         arguments: of the command, with {dir} for the directory of files.
         sentence: a pattern that the whole sentence matches.
         others: arguments of ranks other than 0, where they differ.
+        begun: what will be trained is printed before.
     """
 
     name: str
     arguments: tuple[str, ...]
     sentence: str
     others: tuple[str, ...] | None = None
+    begun: bool = False
 
 
 BEFORE_TENSORFLOW = (
@@ -75,6 +78,8 @@ BEFORE_TENSORFLOW = (
     ),
     Case("bench", ("bench", "none"), r"argument NAME: invalid choice: 'none' .*"),
 )
+RESUME = ("--model", "mlp", "--checkpoint-dir", "{dir}/checkpoints", "--resume")
+REFUSED = r".* cannot be resumed from: .*"
 WITH_TENSORFLOW = (
     Case("no data", ("--data", "{dir}/none.npz"), r"data '.*none\.npz' do not exist: give .*"),
     Case("unreadable npz", ("--data", "{dir}/text.npz"), r".*text\.npz cannot be read as \.npz .*"),
@@ -111,6 +116,32 @@ WITH_TENSORFLOW = (
         ("--data", "given:differ", "--model", "mlp"),
         r"the number of samples in .* must be the same on all ranks, but is \(27, 3, 0\) on rank 0 .*",
     ),
+    Case("npz cut off", ("--data", "{dir}/cut.npz"), r".*cut\.npz cannot be read as \.npz .*"),
+    Case("npz changed", ("--data", "{dir}/changed.npz"), r".*changed\.npz cannot be read as \.npz .*"),
+    Case("empty npz", ("--data", "{dir}/nothing.npz"), r".*nothing\.npz cannot be read as \.npz .*"),
+    Case("single array", ("--data", "{dir}/single.npz"), r".*single\.npz holds a single array: .*"),
+    Case("names", ("--data", "{dir}/names.npz"), r".*names\.npz holds a, b, c: name its arrays .*"),
+    Case("not finite", ("--data", "{dir}/infinite.npz"), r".*infinite\.npz, x: sample 2 has values that are not .*"),
+    Case("texts", ("--data", "{dir}/texts.npz"), r".*texts\.npz, x: samples are of type .*, not numbers: .*"),
+    Case("words in csv", ("--data", "{dir}/words.csv"), r".*words\.csv.*'red'.*"),
+    Case("binary csv", ("--data", "{dir}/binary.csv"), r".*binary\.csv cannot be read as csv .*"),
+    Case("header only", ("--data", "{dir}/header.csv"), r".*header\.csv has a header but no rows: .*"),
+    Case("records cut off", ("--data", "{dir}/cut.tfrecord"), r".*cut\.tfrecord is cut off in record 0, .*"),
+    Case("no records", ("--data", "{dir}/nothing.tfrecord"), r".*nothing\.tfrecord is empty: .*"),
+    Case("kind of file", ("--data", "{dir}/good.toml"), r".*good\.toml is of no kind that can be read here: .*"),
+    Case("feature spec", ("--feature-spec", "{{", "--data", "{dir}/one.tfrecord"), r".*one\.tfrecord.*"),
+    Case("model file cut off", ("--model", "{dir}/cut.keras"), r".* cannot be loaded as a Keras model .*"),
+    Case("no checkpoint", (*RESUME, "{dir}/none"), rf"{REFUSED}none/manifest\.json cannot be read .*", begun=True),
+    Case("manifest cut off", (*RESUME, "{dir}/cut/checkpoint-000001"), rf"{REFUSED} cut off or .*", begun=True),
+    Case("arrays changed", (*RESUME, "{dir}/changed/checkpoint-000001"), rf"{REFUSED} checksum .*", begun=True),
+    Case("arrays cut off", (*RESUME, "{dir}/short/checkpoint-000001"), rf"{REFUSED} bytes instead .*", begun=True),
+    Case("other writer", (*RESUME, "{dir}/other/checkpoint-000001"), rf"{REFUSED}it is not of this .*", begun=True),
+    Case(
+        "file for checkpoints",
+        ("--model", "mlp", "--checkpoint-dir", "{dir}/wrong.toml"),
+        r"no checkpoint can be written in .*wrong\.toml .*",
+        begun=True,
+    ),
     Case(
         "too few to validate",
         ("--data", "{dir}/few.npz", "--model", "mlp"),
@@ -136,8 +167,39 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(path / "unequal.npz", x=x[:5], y=y[:4])
     np.savez(path / "negative.npz", x=x[:3], y=np.array([0, -1, 1]))
     np.savez(path / "one.npz", x=x[:1], y=np.array([0.5]))
+    np.savez(path / "names.npz", a=x, b=y, c=y)
+    np.savez(path / "texts.npz", x=np.array(["a", "b"]), y=y[:2])
+    np.savez(path / "infinite.npz", x=np.where(np.arange(30)[:, None] == 2, np.inf, x), y=y)
+    np.save(path / "single.npy", x)
+    (path / "single.npy").rename(path / "single.npz")
+    good = (path / "good.npz").read_bytes()
+    (path / "cut.npz").write_bytes(good[: len(good) // 2])
+    (path / "changed.npz").write_bytes(good[:100] + bytes([good[100] ^ 4]) + good[101:])
+    for name in ("nothing.npz", "nothing.tfrecord"):
+        (path / name).touch()
+    for name in ("cut.tfrecord", "one.tfrecord"):
+        (path / name).write_bytes(bytes([9, *[0] * 11, 1, 2, 3]))
+    (path / "cut.keras").write_bytes(b"PK\3\4" + bytes(40))
+    (path / "words.csv").write_text("a,b,label\n1,red,0\n")
+    (path / "binary.csv").write_bytes(bytes(range(128, 256)))
+    (path / "header.csv").write_text("a,b,label\n")
+    damaged_checkpoints(path)
     np.savez(path / "ragged.npz", x=np.array([[1], [1, 2]], object), y=y[:2])
     return path
+
+
+def damaged_checkpoints(path: Path) -> None:
+    """Of each kind of damage one, in a directory of its own."""
+    for name in ("cut", "changed", "short", "other"):
+        (path / name).mkdir()
+        checkpoint = path / name / "checkpoint-000001"
+        files.write(checkpoint, files.Snapshot({"trainable/0": np.arange(100.0)}, {"ranks": 2}))
+        damaged = checkpoint / (files.MANIFEST if name == "cut" else files.ARRAYS)
+        content = damaged.read_bytes()
+        if name in ("cut", "short"):
+            damaged.write_bytes(content[:-7])
+        elif name == "changed":
+            damaged.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
 
 
 def run(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, results: Path) -> list[dict[str, list[object]]]:
@@ -146,13 +208,13 @@ def run(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, results: Path)
     def filled(arguments: tuple[str, ...]) -> list[str]:
         return [argument.replace("{dir}", str(directory)) for argument in arguments]
 
-    rows = [[case.name, filled(case.arguments), filled(case.others or case.arguments)] for case in cases]
+    rows = [[case.name, filled(case.arguments), filled(case.others or case.arguments), {}] for case in cases]
     (results / "cases.json").write_text(json.dumps(rows))
     program = Path(__file__).with_name("bad_input_program.py")
     finished = mpirun(
         2,
         [str(program), str(results / "cases.json"), str(results)],
-        timeout=SECONDS * 4,
+        timeout=SECONDS * 3,
         env={"PYTHONPATH": f"{REPOSITORY}:{directory}"},
         cwd=results,
     )
@@ -174,7 +236,13 @@ def test_bad_input(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, tmp
     for case in cases:
         code, out, err, seconds = root[case.name]
         sentence = re.fullmatch(rf"mpitrain: {case.sentence}\n", str(err))
-        if code != 2 or out or not sentence or float(str(seconds)) > SECONDS or str(err).count("\n") != 1:
+        if (
+            code != 2
+            or bool(out) != case.begun
+            or not sentence
+            or float(str(seconds)) > SECONDS
+            or str(err).count("\n") != 1
+        ):
             wrong.append((case.name, root[case.name]))
         if other[case.name][:3] != [2, "", ""]:
             wrong.append((f"{case.name}, rank 1", other[case.name]))

@@ -138,6 +138,14 @@ def test_start(mpirun: Mpirun, tmp_path: Path) -> None:
     assert float(row["MPI + TensorFlow s"]) > 0.1
 
 
+def test_recovery(mpirun: Mpirun, tmp_path: Path) -> None:
+    path = tmp_path / "recovery.json"
+    few = ("--models", "mlp50k", "--repeat", "1", "--run-args", "--allow-run-as-root --start-timeout 120")
+    command = (sys.executable, *BENCH, "recovery", *few, "--json", str(path))
+    [row], _ = check(mpirun.execute(command).finish(SECONDS), path, "recovery")
+    assert 0 < float(row["restart: noticed s"]) < float(row["restart: begun s"]) < float(row["restart: next step s"])
+
+
 def test_one_rank_is_refused(mpirun: Mpirun) -> None:
     names = ("exchange", "step", "peers")
     refused = several(mpirun, 1, [[name] for name in names])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.launch.conftest import REPOSITORY, Job, Mpirun
 
 PROGRAM = str(Path(__file__).with_name("place_program.py"))
+EXCHANGING = str(Path(__file__).with_name("exchanging_program.py"))
 RUN = (sys.executable, "-m", "mpitrain", "run", "-np", "2", "--oversubscribe", "--allow-run-as-root")
 WITHIN_SECONDS = 120
 pytestmark = pytest.mark.mpich
@@ -92,6 +94,33 @@ def test_a_rank_that_does_not_come_is_named(mpirun: Mpirun) -> None:
     assert "the 2 ranks did not meet within 20 s (--start-timeout): begun have 1" in finished.stderr, finished.output
     assert "but not rank 1" in finished.stderr
     assert left_after(job, 20) == []
+
+
+def test_a_job_that_fails_twice_in_the_same_step_is_given_up(mpirun: Mpirun, tmp_path: Path) -> None:
+    command = [
+        *RUN,
+        "--restarts",
+        "5",
+        "--output-filename",
+        str(tmp_path),
+        sys.executable,
+        EXCHANGING,
+        "raise",
+        "1",
+        "60",
+    ]
+    job = mpirun.execute(command, {"PYTHONPATH": str(REPOSITORY)})
+    finished = job.finish(WITHIN_SECONDS)
+    assert finished.returncode == 1, finished.output
+    failed = r"mpitrain: the job failed after step 60 \(rank 1 on \S+: ValueError: cause\)"
+    assert re.search(
+        rf"^{failed}; restart 1 of 5 in 1 s, with 2 ranks, from its beginning$", finished.stderr, re.MULTILINE
+    )
+    assert re.search(rf"^{failed}, and is not started again: step 61 has failed twice", finished.stderr, re.MULTILINE)
+    assert finished.stderr.count("; restart ") == 1, finished.output
+    outputs = [tmp_path / "rank.1" / "stdout", tmp_path / "restart.1" / "rank.1" / "stdout"]
+    assert all("at " in output.read_text() for output in outputs)
+    assert left_after(job, 10) == []
 
 
 def test_more_ranks_than_slots_are_refused(mpirun: Mpirun) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +146,7 @@ def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str)
 
 
 VARIED = """
-import os, keras, tensorflow as tf, matplotlib
+import json, os, sys, keras, numpy as np, tensorflow as tf, matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -153,19 +158,72 @@ model.save_weights("here.weights.h5")
 plt.figure().savefig("plot.png")
 print(os.path.exists("here.weights.h5"), os.path.exists("plot.png"))
 print(*[int(x) for batch in tf.data.Dataset.range(6).batch(2) for x in batch])
+
+os.makedirs("made/deep")
+for name in ("made", "old"):
+    try:
+        os.mkdir(name)
+        print(name)
+    except FileExistsError:
+        print(name, "is there")
+path = keras.utils.get_file("data.npz", origin=sys.argv[1], cache_dir=os.getcwd())
+print(np.load(path)["x"].sum())
+try:
+    keras.utils.get_file("none.npz", origin=sys.argv[1] + ".none", cache_dir=os.getcwd())
+except Exception as error:
+    print("404" in str(error))
+with open("made/numbers.json", "a") as file:
+    json.dump([1, 2], file)
+keras.utils.save_img("made/image.png", np.zeros((2, 2, 3)))
+print(os.path.exists("made/image.png"))
 """
+
+
+@contextlib.contextmanager
+def served(directory: Path) -> Iterator[tuple[str, list[str]]]:
+    """The files of a directory by HTTP: where, and what was asked for."""
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+        thread.join()
 
 
 def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
     script = tmp_path / "varied.py"
     script.write_text(VARIED)
-    finished = mpirun(2, ["-m", "mpitrain", "--divide-loops", str(script)], cwd=tmp_path, env=QUIET)
+    (tmp_path / "old").mkdir()
+    os.utime(tmp_path / "old", (0, 0))
+    (tmp_path / "web").mkdir()
+    np.savez(tmp_path / "web" / "data.npz", x=np.arange(5.0))
+    with served(tmp_path / "web") as (place, asked):
+        arguments = ["-m", "mpitrain", "--divide-loops", str(script), f"{place}/data.npz"]
+        finished = mpirun(2, arguments, cwd=tmp_path, env={**QUIET, "no_proxy": "127.0.0.1"})
     assert finished.returncode == 0, finished.output
     logs = tmp_path / "mpitrain-output"
     # Of three batches each rank has one, and its row of the last.
-    assert finished.stdout.splitlines() == ["caught", "True True", "0 1 4"], finished.output
-    assert (logs / "rank-1.log").read_text().splitlines() == ["caught", "True True", "2 3 5"]
-    assert "savefig: written by rank 0" in (logs / "rank-0.log").read_text()
+    after = ["made is there", "old is there", "10.0", "True", "True"]
+    words = [line for line in finished.stdout.splitlines() if line in ("caught", "True True", "0 1 4", *after)]
+    assert words == ["caught", "True True", "0 1 4", *after], finished.output
+    assert (logs / "rank-1.log").read_text().splitlines() == ["caught", "True True", "2 3 5", *after]
+    assert asked == ["/data.npz", "/data.npz.none"], "by rank 0 alone"
+    table = (logs / "rank-0.log").read_text()
+    assert "savefig: written by rank 0" in table
+    assert "get_file: by one rank of each host, rank 0 first" in table
+    assert table.count("opened by the script itself, so every rank writes it") == 1, table
+    assert "numbers.json: opened by the script itself" in table
+    assert finished.stderr.count("the script appends to numbers.json itself, and so does each of the 2 ranks") == 1
 
 
 HOROVOD = """

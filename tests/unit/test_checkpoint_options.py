@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
+from mpitrain.launch.report import Reporter
+from mpitrain.training.checkpoint import resumption as checkpoint_resumption
 from mpitrain.training.checkpoint.files import ARRAYS, Snapshot
 from mpitrain.training.checkpoint.leaving import exit_code, where_from
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
@@ -113,6 +115,29 @@ def test_all_ranks_get_what_rank_0_chose(tmp_path: Path, size: int) -> None:
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     store = Store(tmp_path / "new")
     assert simulated.run(2, lambda c: resumption(Options(store.directory), store, c)) == [None, None]
+
+
+def test_a_job_that_is_started_again_goes_on_whatever_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teller = Reporter("secret", 2)
+    monkeypatch.setattr(checkpoint_resumption, "reporter", lambda: teller)
+    store = Store(tmp_path / "c")
+    options = Options(store.directory, resume="never")
+
+    def look() -> list[str | None]:
+        found = simulated.run(2, lambda c: resumption(options, store, c))
+        return [None if one is None else one.source for one in found]
+
+    assert look() == [None, None]
+    assert capsys.readouterr().err == ""
+    teller.resumes = True
+    assert look() == [None, None]
+    assert capsys.readouterr().err.count("THE CHECKPOINTS of the attempts before are not in") == 1
+    written = str(store.write(Snapshot({"x": np.zeros(3)}, {"number": 3})))
+    assert look() == [written, written]
+    teller.resumes = False
+    assert look() == [None, None]
 
 
 @pytest.mark.parametrize(

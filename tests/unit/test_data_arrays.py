@@ -213,11 +213,14 @@ def test_csv_of_bytes_refused(tmp_path: Path) -> None:
     assert "cannot be read as csv" in refused(tmp_path / "data.csv")
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
     values, classes = load_digits(return_X_y=True)
-    np.testing.assert_array_equal(digits.read(), np.column_stack([values, classes]))
+    expected = np.column_stack([values, classes])
+    np.testing.assert_array_equal(digits.read(), expected)
+    monkeypatch.setattr(digits, "FILE", "elsewhere.csv.gz")
+    np.testing.assert_array_equal(digits.read(), expected)
 
 
 def test_digits_hold_out_the_same_fifth_for_every_seed() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mpitrain.errors import DeviceError, TooLateError
 from mpitrain.runtime import gpus
-from mpitrain.runtime.devices import DevicePlan, Memory, Visible, assign, parse_memory, visible
+from mpitrain.runtime.devices import DevicePlan, Memory, Visible, assign, narrowed, parse_memory, visible
 from mpitrain.runtime.topology import Topology, topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -463,3 +463,40 @@ def test_visible_can_travel() -> None:
 
     seen = visible({CUDA: "4,5"}, found(8))
     assert pickle.loads(pickle.dumps(seen)) == seen == Visible(CUDA, ("4", "5"), found(8), False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "detected", "names", "expected"),
+    [
+        ({}, found(4), "0,2", ("0", "2")),
+        ({}, found(4), " 3 ", ("3",)),
+        ({CUDA: "2,3"}, found(4), "3", ("3",)),
+        ({CUDA: ",".join(UUIDS)}, found(2), UUIDS[1], (UUIDS[1],)),
+    ],
+)
+def test_visible_devices_narrow_further(
+    environ: dict[str, str], detected: Sequence[str], names: str, expected: tuple[str, ...]
+) -> None:
+    some = narrowed(visible(environ, detected), names)
+    assert some.devices == expected
+    assert [dict(assign(some, place, share=True).environment) for place in host(2)] == [
+        {CUDA: expected[0]},
+        {CUDA: expected[-1]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "detected", "names", "complaint"),
+    [
+        ({CUDA: "2,3"}, found(4), "1,2", r"'1,2': expected some of 2,3 \(CUDA_VISIBLE_DEVICES\)"),
+        ({}, found(2), "2", "expected some of 0,1"),
+        ({}, found(2), "0,x", "expected some of 0,1"),
+        ({}, found(2), "", "expected some of 0,1"),
+        ({}, (), "0", "expected nothing, for this rank sees no GPU"),
+    ],
+)
+def test_visible_devices_that_are_not(
+    environ: dict[str, str], detected: Sequence[str], names: str, complaint: str
+) -> None:
+    with pytest.raises(DeviceError, match=complaint):
+        narrowed(visible(environ, detected), names)

@@ -227,6 +227,36 @@ def test_a_fault_survives_the_way_to_the_hub_and_to_the_file(tmp_path: Path) -> 
     report.write(str(tmp_path / "absent" / "report"), one)  # no second fault
 
 
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (fault(0, "Traceback\nValueError: x\n\t [[{{node PyFunc}}]]\n"), "ValueError: x"),
+        (
+            Fault("death", "was killed by SIGSEGV after update 3, with 1 GiB", 139, (), "SIGSEGV"),
+            "was killed by SIGSEGV",
+        ),
+        (
+            Fault("death", "was killed", 137, (), "SIGKILL", True),
+            "was killed by SIGKILL by the kernel, which had no memory left",
+        ),
+        (Fault("death", "ended with exit code 4 after update 9", 4), "ended with exit code 4"),
+        (Fault("stall", "stall: 2 ranks waited 30 s", 75), "did not come to where the others waited"),
+        (Fault("exit", "called sys.exit(3) while others went on", 3), "called sys.exit(3) while others went on"),
+        (Fault("interrupted", "", 130), "interrupted"),
+    ],
+)
+def test_the_reason_of_a_fault_has_no_figures_of_the_moment(one: Fault, reason: str) -> None:
+    assert one.reason == reason
+
+
+def test_how_far_a_rank_has_come() -> None:
+    activity = Activity()
+    activity.updates = 7
+    assert activity.progress == 7
+    activity.steps = 507
+    assert activity.progress == 507
+
+
 def roster(nodes: list[int], own: int) -> Roster:
     seats = tuple(Seat(rank, f"h{node}", node, Process(1, 1), ("10.0.0.1",), 5) for rank, node in enumerate(nodes))
     return Roster(own, seats, "t")

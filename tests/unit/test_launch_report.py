@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.launch.report import LONGEST_MARK, Listener, Mark, Reporter
+from mpitrain.launch import report as launch_report
+from mpitrain.launch.report import LONGEST_MARK, Listener, Mark, Reporter, ToldFault
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.launch.verdict import judge, lost_hosts
@@ -70,10 +72,57 @@ def test_a_reporter_is_heard() -> None:
     assert (shown, marks) == (b"", [Mark("begun", 3, host), Mark("finished", 0, host)])
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        ToldFault("exception", 511, 1, "ranks 0, 1 on node0, node1", "ValueError: 3 of 4 a~b"),
+        ToldFault("death", 0, 137, "rank 1 on node1", "was killed by SIGKILL"),
+    ],
+)
+def test_a_fault_that_is_told(told: ToldFault) -> None:
+    assert ToldFault.of(told.detail) == told
+    assert ToldFault.of(told.detail.replace(" ", "", 1)) is None
+    listener = Listener(SECRET, [Mark("fault", 0, "node0", "nonsense"), Mark("fault", 0, "node0", told.detail)])
+    assert listener.fault == told
+
+
+def test_what_is_too_long_is_cut_and_still_heard() -> None:
+    read, write = os.pipe()
+    told = ToldFault("exception", 511, 1, f"ranks {', '.join(map(str, range(99)))} on a", "ü\n" * 500)
+    Reporter(SECRET, write).tell("fault", 0, told.detail)
+    Reporter(SECRET, write).tell("step", 0, "9" * 2 * LONGEST_MARK)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read()
+    shown, marks = heard(text)
+    assert (shown, [mark.event for mark in marks], len(text.splitlines()[1]) + 1) == (
+        b"",
+        ["fault", "step"],
+        LONGEST_MARK,
+    )
+    heard_of = ToldFault.of(marks[0].detail)
+    assert heard_of is not None
+    assert (heard_of.step, heard_of.reason[:5]) == (511, "ü ü ü")
+
+
+def test_nobody_waits_for_a_launcher_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_report, "PATIENCE_SECONDS", 0.01)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    Reporter(SECRET, write).tell("step", 0, 1)
+    os.close(read)
+    os.close(write)
+
+
 REQUEST = Request(("true",), 3)
 BEGUN = [Mark("begun", rank, f"node{rank}") for rank in range(3)]
 MET = [*BEGUN, Mark("met", 0, "node0")]
 DONE = [*MET, Mark("finished", 0, "node0")]
+ENDED = [*MET, Mark("finished", 0, "node0", "0")]
 PRRTE = b"""PRTE has lost communication with a remote daemon.
   HNP daemon   : [prterun-node0-495@0,0] on node node0
   Remote daemon: [prterun-node0-495@0,1] on node node1
@@ -95,6 +144,11 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         (outcome(0, DONE), 0, ""),
         (outcome(0, []), 0, ""),  # a program that tells nothing
         (outcome(3, DONE), 3, ""),
+        (outcome(137, ENDED), 0, "the job is done; its launcher ended with exit code 137"),
+        (outcome(9, [*ENDED, Mark("finished", 1, "node1", "0")]), 0, "the job is done"),
+        (outcome(3, [*ENDED, Mark("finished", 1, "node1", "3")]), 3, ""),
+        (outcome(143, ENDED, signals=[signal.SIGTERM]), 143, ""),
+        (outcome(85, [*MET, Mark("finished", 0, "node0", "85")]), 85, ""),
         (outcome(3, MET), 3, ""),
         (outcome(0, MET), 1, "failed, although its launcher ended with exit code 0"),
         (outcome(0, BEGUN), 1, "failed, although"),

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.cli.run import divide
+from mpitrain.cli.run import divide, origin
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
-from mpitrain.launch.job import OURS, Srun, choose_srun, rank_command, reached_by_ssh
+from mpitrain.launch.job import OURS, Job, Srun, choose_srun, rank_command, reached_by_ssh
+from mpitrain.launch.request import Request
 from mpitrain.runtime.hostfile import Host
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -60,6 +61,28 @@ def test_what_ranks_execute(words: list[str], expected: list[str]) -> None:
 def test_what_ranks_cannot_execute(word: str) -> None:
     with pytest.raises(UsageError, match=r"no script.*no program"):
         rank_command([word])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--epochs 3", "it begins anew; with --checkpoint-dir"),
+        ("--checkpoint-dir D --epochs 3", "from the last checkpoint in D"),
+        ("train --checkpoint-dir=D", "from the last checkpoint in D"),
+        ("--config {}/a.toml", "from the last checkpoint in E"),
+        ("--config {}/a.toml --checkpoint-dir D", "from the last checkpoint in D"),
+        ("--config {}/absent.toml", "it begins anew"),
+        ("--checkpoint-dir", "it begins anew"),
+        ("--device cpu train.py --checkpoint-dir D", "the script begins where its own BackupAndRestore lets it"),
+        ("-m package", "the script begins where its own BackupAndRestore lets it"),
+        ("sh train.sh", "from the newest of its checkpoints, where it makes some"),
+    ],
+)
+def test_where_a_restarted_job_begins(tmp_path: Path, words: str, expected: str) -> None:
+    (tmp_path / "a.toml").write_text('checkpoint_dir = "E"\n')
+    rest = words.format(tmp_path).split()
+    job = Job(Request(rank_command(rest), 2), Mpi(OPEN_MPI), "mpirun")
+    assert origin(job, rest).startswith(expected)
 
 
 def slurm(tmp_path: Path, plugins: str) -> dict[str, str]:

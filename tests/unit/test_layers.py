@@ -21,7 +21,7 @@ LAYERS = (
     ("strategies",),
     ("data",),
     ("reduction",),
-    ("collectives",),
+    ("collectives", "cluster", "placement"),
     ("comm",),
     ("faults",),
     ("launch",),
@@ -30,7 +30,7 @@ LAYERS = (
     ("errors",),
 )
 DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}
-LIGHT = ("cli", "comm", "faults", "planning", "launch", "doctor")
+LIGHT = ("cli", "comm", "faults", "planning", "launch", "doctor", "cluster", "placement")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 80

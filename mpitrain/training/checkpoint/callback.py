@@ -18,6 +18,7 @@ import numpy as np
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
+from mpitrain.launch import report
 from mpitrain.training.callbacks import begun_alike
 from mpitrain.training.checkpoint import state
 from mpitrain.training.checkpoint.counters import counters_of, learning_rate_of, scale_learning_rate, set_counters
@@ -138,6 +139,7 @@ class Checkpoint(keras.callbacks.Callback):
             done = self._now.samples + (step - self._now.step) * self._dealt.per_step
             samples = min(done, self._dealt.samples)
         self._now = Position(self._now.epoch, step, samples, self._now.steps + step - self._now.step)
+        self._world.activity.steps = self._now.steps
         if self._resumed is not None:
             state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
             self._resumed = None
@@ -268,7 +270,13 @@ class Checkpoint(keras.callbacks.Callback):
         }
         values = [(item.variable, arrays[item.key]) for item in state.items_of(self.model)]
         write_model = functools.partial(save_keras, self.model, values)
-        self._writer.start(lambda: self._store.write(Snapshot(arrays, info), write_model))
+        snapshot, steps = Snapshot(arrays, info), self._now.steps
+
+        def write() -> None:
+            self._store.write(snapshot, write_model)
+            report.tell("saved", self._world.rank, steps)
+
+        self._writer.start(write)
 
     def _quality(self, logs: dict[str, Any]) -> Quality | None:
         default = "val_loss" if "val_loss" in logs else "loss"
@@ -321,6 +329,9 @@ class Checkpoint(keras.callbacks.Callback):
         if self._dealt is None:
             epochs = self.params.get("epochs", 0)
             self.model._initial_epoch = epochs if self.finished else self.position.epoch
+        self._world.activity.steps = self.position.steps
+        if self._world.is_root:
+            report.tell("resumed", self._world.rank, self.position.steps)
         self._say(f"goes on from {resumed.source}: {self.position} (written by {resumed.ranks} ranks)")
         if not self.position.step:
             self._resumed = None  # else the metrics follow, once they exist

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,27 @@ import numpy as np
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.together import root_only
 from mpitrain.errors import UsageError
+from mpitrain.launch.report import reporter
 from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
 from mpitrain.training.checkpoint.store import Store, read_one
 
 Tell = Callable[[str], None]
+REMEMBERED: dict[str, Any] = {
+    "position": dict,
+    "ranks": int,
+    "stopped": bool,
+    "history": dict,
+    "counters": list,
+    "names": dict,
+    "order": dict | None,
+    "learning rate": float | int | None,
+    "all_reduce": str | None,
+}
+NONE_HERE = (
+    "THE CHECKPOINTS of the attempts before are not in {directory} on {host}: training begins anew. Rank 0 reads and "
+    "writes there, so give a --checkpoint-dir that all hosts share"
+)
 
 
 def tell(text: str) -> None:
@@ -55,20 +72,29 @@ class Resumption:
 def resumption(options: Options, store: Store, communicator: Communicator) -> Resumption | None:
     """Collective: the checkpoint to go on from, read by rank 0 and sent to all; None to begin anew.
 
+    A job that `mpitrain run` starts again goes on from the checkpoints it has written, whatever it was told at first.
+
     Raises:
         AgreedError: on all ranks: the directory cannot be written to, the checkpoint that was named is damaged, or
             all that are there are.
     """
+    teller = reporter()
+    resumes = teller is not None and teller.resumes
+    wanted = AUTO if resumes else options.resume
     found: list[tuple[Path, Snapshot]] = []
 
     def look() -> None:
         store.prepare()
-        if options.resume == AUTO:
+        if wanted == AUTO:
             newest = store.newest(tell)
             found.extend([newest] if newest is not None else [])
-        elif options.resume != NEVER:
-            path = Path(options.resume)
+            if newest is None and resumes:
+                tell(NONE_HERE.format(directory=store.directory, host=os.uname().nodename))
+        elif wanted != NEVER:
+            path = Path(wanted)
             found.append((path, read_one(path)))
+        for path, snapshot in found:
+            _check(path, snapshot.info)
 
     root_only(communicator, look)
     source, snapshot = found[0] if found else ("", Snapshot({}))
@@ -83,6 +109,21 @@ def resumption(options: Options, store: Store, communicator: Communicator) -> Re
     for name in shapes:
         communicator.broadcast(arrays[name].reshape(-1).view(np.uint8))
     return Resumption(text, arrays, info)
+
+
+def _check(path: Path, info: Mapping[str, Any]) -> None:
+    """Local: whether a run remembered there what this one needs; whole it is.
+
+    Raises:
+        UsageError: it did not, so other code wrote it.
+    """
+    odd = [name for name, kind in REMEMBERED.items() if not isinstance(info.get(name), kind)]
+    names = {name for name in info.get("position", {}) if "position" not in odd}
+    if odd or names != set(asdict(Position())):
+        raise UsageError(
+            f"{path} cannot be resumed from: it is not of this version of mpitrain ({', '.join(odd) or 'position'} is "
+            "missing or of another kind): give another --checkpoint-dir, or --resume never"
+        )
 
 
 def position_among(resumed: Resumption, dealt: Dealt | None, ranks: int, warn: Tell) -> Position:

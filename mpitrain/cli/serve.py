@@ -1,0 +1,150 @@
+"""`mpitrain serve`: the ranks become the tasks of a TensorFlow cluster, which serves clients until it is stopped.
+
+TensorFlow's servers ask for no name and no password: whoever reaches one can run programs as you. So they are for
+this host alone, unless you name the network that your hosts are on (--bind).
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mpitrain.cli import machine
+from mpitrain.cluster.jobs import sizes, task_of
+from mpitrain.cluster.record import DEFAULT_NAME, Record
+from mpitrain.cluster.server import Server, start_server
+from mpitrain.cluster.serving import Client, serve
+from mpitrain.comm.together import root_only, same, together
+from mpitrain.comm.world import World
+from mpitrain.errors import LauncherError, UsageError
+from mpitrain.runtime import devices, gpus, launcher
+from mpitrain.runtime.columns import columns
+from mpitrain.runtime.topology import Topology
+
+USAGE = """mpirun -np N python -m mpitrain serve [options]
+       mpirun -np N python -m mpitrain serve [options] client.py [its arguments]
+       mpirun -np N python -m mpitrain serve [options] -m client [its arguments]
+       mpitrain serve --stop [--name NAME]"""
+EPILOG = (
+    "A client that is named here runs on rank 0's host, and the cluster ends with it, with its exit code. Other "
+    "clients find the servers with mpitrain.cluster.find(), or by the targets that are printed."
+)
+VALUED = ("--jobs", "--name", "--bind", "--port", "--cpu-devices", "--cpu-jobs", *machine.VALUED)
+STOP_SECONDS = 40.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Local: add `serve` to the command line."""
+    parser = subparsers.add_parser("serve", prog="mpitrain serve", usage=USAGE, description=__doc__, epilog=EPILOG)
+    parser.add_argument(
+        "--jobs", default="worker", metavar="A=N,B=M", help="tasks of each job; one without number gets all other ranks"
+    )
+    parser.add_argument("--name", default=DEFAULT_NAME, help="of the cluster, where several run")
+    parser.add_argument("--stop", action="store_true", help="stop the cluster, from any terminal")
+    parser.add_argument("--bind", metavar="NETWORKS", help="let hosts of these connect, as in 10.0.0.0/24")
+    parser.add_argument("--insecure-network", action="store_true", help="let everybody connect, without a password")
+    parser.add_argument("--port", type=int, metavar="P", help="of the first task of each host; others follow")
+    parser.add_argument("--cpu-devices", type=int, metavar="N", help="CPU devices of each task (default 1)")
+    parser.add_argument("--cpu-jobs", default="ps", metavar="A,B", help="jobs that see no GPU (default ps)")
+    machine.add_options(parser)
+
+
+def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Local: the options of `serve`, and the client with its arguments."""
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
+        index += 2 if arguments[index] in VALUED else 1
+    return list(arguments[:index]), list(arguments[index:])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collective: serve until somebody says stop. Local with `--stop`.
+
+    Returns:
+        0, or the exit code of the client that came to its end.
+
+    Raises:
+        AgreedError: on every rank, for what the user can mend.
+        UsageError: the cluster that is to be stopped does not run.
+    """
+    if arguments.stop:
+        return _stop(arguments)
+    written: list[Record] = []
+    # Called after all ranks have left, because registered before `init` registers that.
+    atexit.register(_remove, written)
+    world = _start(arguments)
+    same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
+    root_only(world.communicator, record.check)
+    server = start_server(
+        arguments.jobs,
+        bind=arguments.bind,
+        insecure_network=arguments.insecure_network,
+        port=arguments.port,
+        cpu_devices=arguments.cpu_devices,
+        world=world,
+    )
+    root_only(world.communicator, lambda: record.write(server.cluster))
+    client = None
+    if world.is_root:
+        written.append(record)
+        print(_told(world, server, arguments), flush=True)
+        client = Client.start(arguments.rest, record, os.environ) if arguments.rest else None
+    return serve(world, record, client)
+
+
+def _remove(written: Sequence[Record]) -> None:
+    for record in written:
+        record.remove()
+
+
+def _start(arguments: argparse.Namespace) -> World:
+    """Collective: with no GPU for the jobs that need none, so that others may have them."""
+    started_by = launcher.detect(os.environ)
+    rank, size = (started_by.rank or 0, started_by.size or 1) if started_by else (0, 1)
+    try:
+        job = task_of(sizes(arguments.jobs, size), rank).job
+    except (UsageError, ValueError):
+        job = ""  # told once the ranks have met
+    if job not in arguments.cpu_jobs.split(","):
+        return machine.start(arguments)
+    seen = devices.visible(os.environ, gpus.detect())
+    gpus.select(devices.assign(seen, Topology.single(os.uname().nodename), "cpu"))
+    return machine.start(arguments, device="auto", visible_devices=None)
+
+
+def _told(world: World, server: Server, arguments: argparse.Namespace) -> str:
+    """The tasks, and how to stop them."""
+    named = "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
+    rows = [
+        (task.device, str(rank), world.hosts[rank], f"grpc://{address}")
+        for rank, (task, address) in enumerate(server.cluster.tasks().items())
+    ]
+    end = f"ends with {arguments.rest[0]}" if arguments.rest else "stop it with Ctrl-C"
+    return (
+        f"mpitrain: a cluster of {len(rows)} tasks runs, {server.access}; {end}, or with "
+        f"`mpitrain serve --stop{named}`\n{columns(('task', 'rank', 'host', 'target'), rows)}"
+    )
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    """Local: stop a cluster that was started elsewhere.
+
+    Raises:
+        LauncherError: this is a rank of a job.
+        UsageError: no such cluster runs.
+    """
+    started_by = launcher.detect(os.environ)
+    if started_by is not None and (started_by.size or 1) > 1:
+        raise LauncherError(f"serve --stop asks a cluster that runs: run it alone, without {started_by.name}")
+    if Record.named(arguments.name, os.environ).stop(STOP_SECONDS):
+        return 0
+    sys.stderr.write(
+        f"mpitrain: the cluster named {arguments.name} has not answered: it had ended without a word, or has lost a "
+        "host. Look for processes with `ps -ef | grep 'mpitrain serve'`\n"
+    )
+    return 1

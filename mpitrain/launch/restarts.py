@@ -1,0 +1,248 @@
+"""Whether a job that has failed is started again, where, and with how many ranks. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mpitrain.errors import UsageError
+from mpitrain.launch.request import Request
+from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
+from mpitrain.launch.verdict import lost_hosts
+from mpitrain.runtime.hostfile import Host
+
+RESTART, ABORT = "restart", "abort"
+RESTARTS = 3  # where a restart is asked for, and no number
+LONGEST_DELAY_SECONDS = 60.0
+BAD_INPUT = 2
+# Stopped by a signal: with a checkpoint, by Ctrl-C, by SIGTERM.
+ON_PURPOSE = (85, 130, 143)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What happens when a job fails.
+
+    Attributes:
+        restarts: how often it is started again.
+        min_ranks: with how many ranks it still is.
+    """
+
+    restarts: int = 0
+    min_ranks: int = 1
+
+
+def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, ranks: int) -> Policy:
+    """What was asked for.
+
+    Args:
+        on_failure: `restart` or `abort`; None for what `restarts` implies.
+        restarts: how often.
+        min_ranks: of which there must be as many.
+        ranks: of the job.
+
+    Raises:
+        UsageError: the wishes do not fit together.
+    """
+    if restarts is not None and restarts < 0:
+        raise UsageError(f"--restarts is {restarts}: give 0 for none, or how often a job that fails is started again")
+    if min_ranks is not None and not 1 <= min_ranks <= ranks:
+        raise UsageError(f"--min-np is {min_ranks}: give at least 1, and no more than the {ranks} ranks of the job")
+    if on_failure == ABORT and restarts:
+        raise UsageError(f"--on-failure abort and --restarts {restarts} exclude each other: leave one of them out")
+    if on_failure == RESTART and restarts == 0:
+        raise UsageError("--on-failure restart and --restarts 0 exclude each other: leave one of them out")
+    number = RESTARTS if on_failure == RESTART and restarts is None else restarts or 0
+    if min_ranks is not None and not number:
+        raise UsageError("--min-np is for jobs that are started again: add --restarts N, or leave it out")
+    return Policy(number, min_ranks or 1)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one attempt ended.
+
+    Attributes:
+        step: finished steps, of the whole training where ranks count them.
+        spread: how many steps more it may have been.
+        place: ranks and hosts, if known.
+        reason: the same for two failures of the same cause.
+        lost: hosts to which there is no connection.
+        is_death: a rank ended by something else than its program.
+    """
+
+    step: int
+    spread: int
+    place: str
+    reason: str
+    lost: tuple[str, ...] = ()
+    is_death: bool = False
+
+    @classmethod
+    def of(cls, outcome: Outcome, code: int) -> Failure:
+        """What ranks, launcher and connections have told.
+
+        Args:
+            outcome: of the attempt.
+            code: its exit code.
+        """
+        listener, lost = outcome.listener, tuple(lost_hosts(outcome))
+        fault = listener.fault
+        steps = [0, *listener.numbers("resumed")[-1:], *listener.numbers("step")]
+        spread = max((after - before for before, after in itertools.pairwise(steps)), default=0)
+        step, spread = (fault.step, 0) if fault is not None else (steps[-1], spread if len(steps) > 2 else 0)
+        if lost:
+            word = "was lost" if outcome.met else "could not be made"
+            return cls(step, spread, "", f"the connection to {', '.join(sorted(lost))} {word}", lost)
+        if fault is not None:
+            return cls(step, spread, fault.place, fault.reason, (), fault.kind == "death")
+        if outcome.timed_out:
+            return cls(step, spread, "", "the ranks did not meet")
+        return cls(step, spread, "", f"the launcher ended with exit code {code}")
+
+    def is_like(self, other: Failure) -> bool:
+        """Whether it is the same step, as far as that is known, and the same reason.
+
+        Where a rank was killed the rank belongs to it: the same samples would kill the same rank.
+        """
+        if self.is_death and other.is_death and self.place != other.place:
+            return False
+        return self.reason == other.reason and abs(self.step - other.step) <= max(self.spread, other.spread)
+
+    def __str__(self) -> str:
+        when = f"after step {self.step}" if self.step else "before the end of its first step"
+        return f"{when} ({self.place}{': ' * bool(self.place)}{self.reason})"
+
+
+@dataclass(frozen=True)
+class Again:
+    """The next attempt.
+
+    Attributes:
+        request: what is started.
+        delay_seconds: after which.
+        resumes: checkpoints have been written, from which it goes on whatever it was told about them.
+    """
+
+    request: Request
+    delay_seconds: float
+    resumes: bool
+
+
+@dataclass
+class Restarts:
+    """Decides after each attempt of one job.
+
+    Attributes:
+        policy: what was asked for.
+        failures: so far.
+        saved: step of the newest checkpoint that was written.
+    """
+
+    policy: Policy
+    failures: list[Failure] = field(default_factory=list)
+    saved: int | None = None
+    _in_vain: int = 0  # attempts in a row that have written no checkpoint
+
+    def after(self, outcome: Outcome, code: int, request: Request) -> tuple[Again | None, str]:
+        """The next attempt, if there is one, and a sentence about it; none where there is nothing to say.
+
+        Args:
+            outcome: of this attempt.
+            code: its exit code.
+            request: what was started.
+        """
+        saved = outcome.listener.numbers("saved")
+        self.saved = saved[-1] if saved else self.saved
+        if not self.policy.restarts:
+            return None, ""
+        why_not = _final(outcome, code)
+        if why_not is not None:
+            return None, why_not
+        failure, earlier = Failure.of(outcome, code), list(self.failures)
+        self.failures.append(failure)
+        self._in_vain = 0 if saved else self._in_vain + 1
+        smaller = without(request, failure.lost)
+        refusal = self._refusal(failure, earlier, smaller)
+        if refusal:
+            return None, f"the job failed {failure}, and is not started again: {refusal}{self._newest()}"
+        delay = min(LONGEST_DELAY_SECONDS, 2.0 ** max(0, self._in_vain - 1))
+        return Again(smaller, delay, self.saved is not None), (
+            f"the job failed {failure}; restart {len(self.failures)} of {self.policy.restarts} in {delay:g} s, "
+            f"with {_ranks(smaller.ranks)}{_places(request, smaller)}, {self._origin()}"
+        )
+
+    def _refusal(self, failure: Failure, earlier: Sequence[Failure], smaller: Request) -> str:
+        if any(failure.is_like(other) for other in earlier):
+            step = f"step {failure.step + 1} has" if failure.step else "its first step has"
+            return f"{step} failed twice for the same reason"
+        if smaller.ranks < self.policy.min_ranks:
+            left = _ranks(smaller.ranks) if smaller.ranks else "no rank"
+            return f"{left} of {self.policy.min_ranks} (--min-np) would be left"
+        if len(self.failures) > self.policy.restarts:
+            return f"it has been {self.policy.restarts} times (--restarts)"
+        return ""
+
+    def _newest(self) -> str:
+        return "" if self.saved is None else f". The newest checkpoint is of step {self.saved}"
+
+    def _origin(self) -> str:
+        return "from its beginning" if self.saved is None else f"from the checkpoint of step {self.saved}"
+
+
+def _final(outcome: Outcome, code: int) -> str | None:
+    """What there is to say where no restart would help; None where one may."""
+    fault = outcome.listener.fault
+    if code == 0:
+        return ""
+    if any(signum in ENDING_SIGNALS for signum in outcome.signals):
+        return "not started again: it was stopped by a signal"
+    if outcome.finished:
+        stopped = code in ON_PURPOSE
+        reason = "it was stopped by a signal" if stopped else f"it came to its end by itself, with exit code {code}"
+        return f"not started again: {reason}"
+    if (fault is not None and fault.exit_code == BAD_INPUT) or (fault is None and code == BAD_INPUT):
+        return "not started again: what it was given is at fault (exit code 2)"
+    if fault.kind in ("signal", "interrupted") if fault is not None else code in ON_PURPOSE:
+        return "not started again: it was stopped by a signal"
+    return None
+
+
+def without(request: Request, lost: Sequence[str]) -> Request:
+    """The same job without some hosts: with fewer ranks, unless the others have slots to spare."""
+    if not lost or not request.hosts:
+        return request
+    left = tuple(host for host in request.hosts if not any(_is_same(host, name) for name in lost))
+    before, slots = (sum(host.slots for host in hosts) for hosts in (request.hosts, left))
+    # More ranks than slots were asked for: they are not pushed together any closer.
+    ranks = request.ranks * slots // before if request.ranks > before else min(request.ranks, slots)
+    return dataclasses.replace(request, hosts=left, ranks=max(ranks, bool(slots)))
+
+
+def _is_same(host: Host, name: str) -> bool:
+    """Launchers name hosts with or without their domain."""
+    return name == host.name or name.partition(".")[0] == host.name or host.name.partition(".")[0] == name
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number != 1)}"
+
+
+def _places(before: Request, after: Request) -> str:
+    gone = [host.name for host in before.hosts if host not in after.hosts]
+    return f", without {', '.join(gone)}" if gone else ""
+
+
+def promise(policy: Policy, request: Request, origin: str) -> str:
+    """What a job survives, told before it starts.
+
+    Args:
+        policy: of the job.
+        request: what is started.
+        origin: from where a restarted job goes on, in words.
+    """
+    losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
+    least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
+    return f"survives {losses}, by at most {policy.restarts} restarts{least}: {origin}"

@@ -1,0 +1,77 @@
+"""Device functions: variables on parameter servers, everything else on workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mpitrain.placement.spreading import By, choice
+
+Jobs = Mapping[str, Sequence[str]]
+
+
+def device_setter(
+    jobs: Jobs, *, by: By = "bytes", servers: str = "ps", compute: str = "/job:worker"
+) -> Callable[[Any], str]:
+    """Local: a function for `tf.device` in a graph: each variable goes to one of the servers.
+
+    It is `tf.compat.v1.train.replica_device_setter` with a choice by bytes, too. What an operation says of its own
+    device, or a `tf.device` inside, wins; what is left open there is filled in from here.
+
+    Args:
+        jobs: addresses of each job, as `Cluster.jobs`.
+        by: `bytes`, or `round_robin`.
+        servers: the job that holds the variables.
+        compute: the device of everything else.
+    """
+    import tensorflow as tf
+
+    rule = choice(len(jobs[servers]), by)
+    return tf.compat.v1.train.replica_device_setter(  # type: ignore[no-any-return]
+        ps_device=f"/job:{servers}",
+        worker_device=compute,
+        cluster={job: list(addresses) for job, addresses in jobs.items()},
+        ps_strategy=lambda operation: rule(_bytes_of(operation)),
+    )
+
+
+@contextlib.contextmanager
+def variables_on(devices: Sequence[str], *, by: By = "bytes") -> Iterator[None]:
+    """Local: variables that are made within go to one of these devices; for eager programs and Keras models.
+
+    Args:
+        devices: such as `["/job:ps/task:0", "/job:ps/task:1"]`, or two GPUs.
+        by: `bytes`, or `round_robin`.
+    """
+    import tensorflow as tf
+
+    rule = choice(len(devices), by)
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        value = options.get("initial_value")
+        with tf.device(devices[rule(_bytes_of_value(value, options.get("shape"), options.get("dtype")))]):
+            return next_creator(**options)
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _bytes_of(operation: Any) -> int:
+    """Of the variable that an operation makes; 0 where its shape is not known."""
+    import tensorflow as tf
+
+    attributes = getattr(operation, "node_def", operation).attr
+    shape = tf.TensorShape(attributes["shape"].shape) if "shape" in attributes else tf.TensorShape(None)
+    elements = shape.num_elements()
+    return (elements or 0) * int(tf.as_dtype(attributes["dtype"].type).size) if elements else 0
+
+
+def _bytes_of_value(value: Any, shape: Any, dtype: Any) -> int:
+    import tensorflow as tf
+
+    if shape is None or tf.TensorShape(shape).num_elements() is None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
+        return int(value.shape.num_elements() or 0) * int(value.dtype.size)
+    return int(tf.TensorShape(shape).num_elements()) * int(tf.as_dtype(dtype or tf.float32).size)

@@ -1,0 +1,186 @@
+"""Callbacks that look at batches see and do, on each of N ranks, what they would on one rank with all batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mpitrain
+from mpitrain.training.batches import alike, looks_at
+from mpitrain.training.exchange import exchange_of
+from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
+
+RANKS = range(WORLD.size)
+RAGGED = [[4, 4, 2, 3], [2, 5], [3, 1, 4]]
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    """Losses and metrics follow floatx, whatever the dtype of the layers."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Notes all that it is called with, and sets the learning rate of each batch."""
+
+    def __init__(self, falls: int = 0) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, dict[str, float]]] = []
+        self._falls, self._loss, self._steps = falls, np.inf, 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        self.model.optimizer.learning_rate.assign(0.3 / self._steps)
+        self.seen.append(("train begin", batch, {}))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(("train end", batch, dict(logs)))
+        self._falls -= logs["loss"] < self._loss
+        self._loss = logs["loss"]
+        if self._falls == 0:
+            self.model.stop_training = True
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(("test end", batch, dict(logs)))
+
+
+def compare(own: Recorder, expected: Recorder) -> None:
+    """The calls are those of one rank, and the numbers the same bits on all."""
+    assert [(name, batch) for name, batch, _ in own.seen] == [(name, batch) for name, batch, _ in expected.seen]
+    for (name, batch, logs), (_, _, numbers) in zip(own.seen, expected.seen, strict=True):
+        assert sorted(logs) == sorted(numbers)
+        for key, number in numbers.items():
+            np.testing.assert_allclose(logs[key], number, rtol=1e-9, err_msg=f"{name} {batch} {key}")
+    assert mpitrain.all_gather_obj(own.seen) == [own.seen] * WORLD.size
+
+
+class Composed(keras.Model):
+    """Returns numbers by names of its own: a metric's result, the batch's loss, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float64")
+        self.layer = keras.layers.Dense(3, dtype="float64")
+        self.tracker = keras.metrics.Mean(name="tracker", dtype="float64")
+
+    def call(self, inputs: Any) -> Any:
+        return self.layer(inputs)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def losses_of(self, data: Any) -> Any:
+        x, y = data
+        return keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            losses = self.losses_of(data)
+            loss = tf.reduce_mean(losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(losses)
+        return {"loss": self.tracker.result(), "latest": loss, "constant": tf.constant(0.1, "float64")}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        self.tracker.update_state(self.losses_of(data))
+        return {"mean": self.tracker.result()}
+
+
+def composed() -> Any:
+    keras.utils.set_random_seed(4)
+    model = Composed()
+    model(np.zeros((1, 5)))
+    model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: mlp(keras.optimizers.SGD(0.1)), composed], ids=["plain", "composed"])
+@pytest.mark.parametrize("falls", [-1, 3], ids=["to the end", "stopped when the loss has fallen often enough"])
+def test_batches_of_ranks_with_different_numbers_of_them(make: Any, falls: int) -> None:
+    everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
+    validation = [batches(rank, [3, 2] if rank % 2 else [2, 2, 4], seed=99) for rank in RANKS]
+    recorder, expected = Recorder(falls), Recorder(falls)
+    model, reference = make(), make()
+    own = dataset(validation[WORLD.rank])
+    history = fit(
+        model, everyone[WORLD.rank], True, alike(WORLD, [recorder]), epochs=3, validation_data=own, validation_freq=2
+    )
+    whole = dataset(merged(validation))
+    numbers = fit(reference, merged(everyone), False, [expected], epochs=3, validation_data=whole, validation_freq=2)
+    compare(recorder, expected)
+    check_same(model, reference)
+    check_history(history, numbers, 1e-9)
+    assert exchange_of(WORLD).takes_part == []
+    assert (sum(name == "train end" for name, _, _ in recorder.seen) < 3 * 4) == (falls > 0)
+
+
+def test_what_one_rank_alone_decides_holds_for_all() -> None:
+    class Limit(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches += 1
+            if batch == 2 and WORLD.rank == WORLD.size - 1:
+                self.model.stop_training = True
+
+    limit = Limit()
+    fit(mlp(keras.optimizers.SGD(0.1)), batches(WORLD.rank, [2] * 6), True, alike(WORLD, [limit]), epochs=4)
+    assert limit.batches == 3
+
+
+def test_metrics_asked_for_within_a_batch() -> None:
+    class Asking(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch % 2:
+                self.found.append(self.model.get_metrics_result()["loss"])
+
+    everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
+    asking, expected = Asking(), Asking()
+    fit(mlp(keras.optimizers.SGD(0.1)), everyone[WORLD.rank], True, alike(WORLD, [asking]))
+    fit(mlp(keras.optimizers.SGD(0.1)), merged(everyone), False, [expected])
+    np.testing.assert_allclose(asking.found, expected.found, rtol=1e-9)
+
+
+def test_not_a_number_on_one_rank_ends_all() -> None:
+    pairs = batches(WORLD.rank, [2] * 4)
+    if WORLD.rank == WORLD.size - 1:
+        pairs[1][0][:] = np.nan
+    callback = keras.callbacks.TerminateOnNaN()
+    model = mlp(keras.optimizers.SGD(0.1))
+    ends: list[int] = []
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
+    fit(model, pairs, True, alike(WORLD, [callback, counter]), epochs=3)
+    assert ends == [0, 1]
+
+
+def test_which_callbacks_look_at_batches(tmp_path: Any) -> None:
+    kinds: dict[Any, str] = {
+        keras.callbacks.EarlyStopping(): "",
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")): "",
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "a.keras")): "",
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "a.keras"), save_freq=3): "train",
+        keras.callbacks.BackupAndRestore(str(tmp_path / "backup")): "",
+        keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=3): "train",
+        keras.callbacks.TensorBoard(str(tmp_path)): "",
+        keras.callbacks.TensorBoard(str(tmp_path), update_freq="batch"): "train test",
+        keras.callbacks.ProgbarLogger(): "",
+        keras.callbacks.TerminateOnNaN(): "train test",
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None): "",
+        keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None): "train",
+        Recorder(): "train test",
+    }
+    for callback, expected in kinds.items():
+        assert " ".join(kind for kind in ("train", "test") if looks_at(callback, kind)) == expected, callback
+    assert alike(WORLD, [*kinds][:2]) == [*kinds][:2]

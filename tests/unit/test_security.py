@@ -1,0 +1,86 @@
+"""What other users can do to a job, or see of it: nothing. Shells and ssh are in `test_launch_ssh.py`."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpitrain.comm.all_reduce import AllReduce
+from mpitrain.comm.local import LocalCommunicator
+from mpitrain.faults import report
+from mpitrain.launch.agent import Agent
+from mpitrain.launch.ssh import Ssh
+from mpitrain.training.checkpoint.files import Snapshot
+from mpitrain.training.checkpoint.store import Store
+from mpitrain.training.output import prepare_directory
+
+PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
+UNPICKLING = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+# Calls that run text as code, or hand it to a shell, and where one has to.
+RUNNING = {"eval", "exec", "system", "popen", "getoutput", "getstatusoutput"}
+ALLOWED = {("exec", "training/script.py")}  # the user's own script
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    yield from ast.walk(ast.parse(path.read_text()))
+
+
+def test_nothing_is_unpickled() -> None:
+    """Objects travel pickled between the ranks of one job, by mpi4py; nothing that lies on a disk is unpickled."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in nodes(path):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not UNPICKLING & {name.partition(".")[0] for name in names}, path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load"):
+                assert "allow_pickle=False" in ast.unparse(node), path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "keras.models.load_model":
+                assert "safe_mode=True" in ast.unparse(node) or path.parent.name == "horovod", path
+
+
+def test_nothing_goes_through_a_shell() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in nodes(path):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called in RUNNING or called.rpartition(".")[2] in RUNNING - {"eval", "exec"}:
+                    found.add((called, path.relative_to(PACKAGE).as_posix()))
+                assert "shell=True" not in ast.unparse(node), path
+    assert found == ALLOWED
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """A user who hides nothing."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_files_with_data_are_not_for_everyone(tmp_path: Path, open_umask: None) -> None:
+    prepare_directory(tmp_path / "output")
+    store = Store(tmp_path / "checkpoints")
+    store.prepare()
+    written = store.write(Snapshot({}), Path.touch)
+    report.write(str(tmp_path / "faults.json"), report.Fault("death", "", 1))
+    made = [*tmp_path.iterdir(), written, *written.iterdir()]
+    assert len(made) == 7, made
+    assert {path.name: path.stat().st_mode for path in made if path.stat().st_mode & 0o007} == {}
+    with Agent(Ssh()) as agent:
+        assert [path.stat().st_mode & 0o077 for path in (agent.path, agent.path.parent)] == [0, 0]
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_what_others_left_in_a_cache_is_read_as_text(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    engine = AllReduce(LocalCommunicator(), "layout", {"XDG_CACHE_HOME": str(cache)})
+    engine._cache.parent.mkdir(parents=True, exist_ok=True)
+    engine._cache.write_bytes(content)
+    assert engine._read() is None
