@@ -108,7 +108,7 @@ def test_a_script_finds_what_plain_python_gives_it(mpirun: Mpirun, tmp_path: Pat
         input="yes\n",
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert finished.returncode == 7, (finished.stdout, finished.stderr)
