@@ -144,6 +144,7 @@ def test_recovery(mpirun: Mpirun, tmp_path: Path) -> None:
     command = (sys.executable, *BENCH, "recovery", *few, "--json", str(path))
     [row], _ = check(mpirun.execute(command).finish(SECONDS), path, "recovery")
     assert 0 < float(row["restart: noticed s"]) < float(row["restart: begun s"]) < float(row["restart: next step s"])
+    assert not mpirun.is_open_mpi or 0 < float(row["shrink: next step s"]) < float(row["restart: next step s"])
 
 
 def test_one_rank_is_refused(mpirun: Mpirun) -> None:
