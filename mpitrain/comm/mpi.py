@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.comm.shared_memory import remove_names
 from mpitrain.errors import RankLostError
 from mpitrain.faults.activity import Activity
 from mpitrain.runtime.launcher import Launcher, check_library
@@ -127,7 +128,8 @@ class MpiCommunicator:
         # reductions use MPI's blocking calls, which answer sooner.
         self.crowded = False
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-        self._use(MPI.COMM_WORLD.Dup())
+        self._use(MPI.COMM_WORLD.Dup())  # returns when all ranks have come so far
+        remove_names()
 
     def _use(self, comm: Any) -> None:
         self._comm = comm

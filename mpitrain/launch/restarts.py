@@ -18,6 +18,7 @@ RESTART, ABORT = "restart", "abort"
 RESTARTS = 3  # where a restart is asked for, and no number
 LONGEST_DELAY_SECONDS = 60.0
 BAD_INPUT = 2
+NONE_SAVED = "no checkpoint of mpitrain has been written so far"
 # Stopped by a signal: with a checkpoint, by Ctrl-C, by SIGTERM.
 ON_PURPOSE = (85, 130, 143)
 
@@ -193,7 +194,7 @@ class Restarts:
         return "" if self.saved is None else f". The newest checkpoint is of step {self.saved}"
 
     def _origin(self) -> str:
-        return "from its beginning" if self.saved is None else f"from the checkpoint of step {self.saved}"
+        return NONE_SAVED if self.saved is None else f"from the checkpoint of step {self.saved}"
 
 
 def _final(outcome: Outcome, code: int) -> str | None:
@@ -249,4 +250,5 @@ def promise(policy: Policy, request: Request, origin: str) -> str:
     """
     losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
     least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
-    return f"survives {losses}, by at most {policy.restarts} restarts{least}: {origin}"
+    restarts = f"{policy.restarts} restart{'s' * (policy.restarts != 1)}"
+    return f"survives {losses}, by at most {restarts}{least}: {origin}"

@@ -20,7 +20,7 @@ from mpitrain.bench.workload import MODELS, PARAMETERS
 from tests.launch.conftest import REPOSITORY, Finished, Mpirun
 
 BENCH = ("-m", "mpitrain", "bench")
-SECONDS = 400
+SECONDS = 800
 
 
 def table(output: str) -> list[dict[str, str]]:

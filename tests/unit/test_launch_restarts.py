@@ -163,7 +163,7 @@ def test_what_is_not_started_again(given: Outcome, code: int, words: str) -> Non
 def test_what_is_started_again(given: Outcome, code: int) -> None:
     again, said = Restarts(Policy(1)).after(given, code, REQUEST)
     assert again is not None
-    assert "restart 1 of 1 in 1 s, with 4 ranks, from its beginning" in said
+    assert "restart 1 of 1 in 1 s, with 4 ranks, no checkpoint of mpitrain has been written so far" in said
 
 
 def test_the_same_step_and_reason_twice_is_the_end() -> None:
