@@ -63,8 +63,15 @@ def resumed(position: Position, ranks: int, order: dict[str, int] | None) -> Res
 ORDER = {"samples": 1000, "seed": 3}
 # What every run remembers.
 INFO: dict[str, Any] = {
-    **{"position": Position().as_info(), "ranks": 2, "order": None, "stopped": False, "history": {}},
-    **{"counters": [], "names": {}, "learning rate": None, "all_reduce": None},
+    "position": Position().as_info(),
+    "ranks": 2,
+    "order": None,
+    "stopped": False,
+    "history": {},
+    "counters": [],
+    "names": {},
+    "learning rate": None,
+    "all_reduce": None,
 }
 
 
