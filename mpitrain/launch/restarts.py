@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mpitrain.errors import UsageError
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
+from mpitrain.launch.surviving import SHRINK
 from mpitrain.launch.verdict import lost_hosts
 from mpitrain.runtime.hostfile import Host
 
@@ -39,7 +40,7 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
     """What was asked for.
 
     Args:
-        on_failure: `restart` or `abort`; None for what `restarts` implies.
+        on_failure: `restart`, `abort` or `shrink`; None for what `restarts` implies.
         restarts: how often.
         min_ranks: of which there must be as many.
         ranks: of the job.
@@ -56,8 +57,11 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
     if on_failure == RESTART and restarts == 0:
         raise UsageError("--on-failure restart and --restarts 0 exclude each other: leave one of them out")
     number = RESTARTS if on_failure == RESTART and restarts is None else restarts or 0
-    if min_ranks is not None and not number:
-        raise UsageError("--min-np is for jobs that are started again: add --restarts N, or leave it out")
+    if min_ranks is not None and not number and on_failure != SHRINK:
+        raise UsageError(
+            "--min-np is for jobs that are started again or go on with fewer ranks: add --restarts N or "
+            "--on-failure shrink, or leave it out"
+        )
     return Policy(number, min_ranks or 1)
 
 

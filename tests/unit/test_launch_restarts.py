@@ -49,6 +49,8 @@ LOST_C = {"ssh_codes": {"c": 255}, "lost": {"c"}}
         ((None, 1, 0), "--min-np is 0"),
         ((None, 1, 5), "no more than the 4 ranks"),
         ((None, None, 2), "add --restarts N"),
+        (("shrink", None, 2), Policy(0, 2)),
+        (("shrink", 2, None), Policy(2, 1)),
         (("abort", 2, None), "exclude each other"),
         (("restart", 0, None), "exclude each other"),
     ],
