@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -67,8 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         stall_warning=config.stall_warning,
         stall_abort=config.stall_abort,
         non_finite=config.non_finite,
+        on_failure=config.on_failure,
+        min_np=config.min_np,
     )
     _agree(world, config, error)
+    shown = sys.stdout
     with contextlib.ExitStack() as stack:
         if not world.is_root:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
@@ -82,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         if world.is_root:
             print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)
         summary = job.trainer.fit(job.source, config.output)
-        if world.is_root:
-            print(*_results(summary, time.perf_counter() - began), sep="\n", flush=True)
+        if world.is_root:  # perhaps another rank than before
+            print(*_results(summary, time.perf_counter() - began), sep="\n", file=shown, flush=True)
     return 0
 
 
@@ -164,6 +168,7 @@ def _results(summary: Summary, seconds: float) -> list[str]:
         f"result     {results} on the {summary.evaluated_on} samples",
         f"time       {seconds:.1f} s, of which training {times.total:.1f} s: {parts} (means over ranks)",
         f"speed      {summary.samples_per_second:,.0f} samples/s of all ranks",
+        *(f"lost       {loss}" for loss in summary.losses),
         f"saved      {summary.model_path}",
     ]
 
