@@ -62,15 +62,18 @@ def nothing_left(job: Job) -> bool:
 
 
 def test_the_tutorial(mpirun: Mpirun, tmp_path: Path) -> None:
-    """Its program is the client of a cluster, which ends with it and with its exit code. Nobody waits for a rank."""
+    """Its program is the client of a cluster, which ends with it and with its exit code.
+
+    Ranks that serve are not taken for ranks that wait for each other; at the start, on a busy machine, some do wait.
+    """
     program = tmp_path / "program.py"
     program.write_text(program_of(TUTORIAL.read_text()) + KEPT_OUT)
     options = ["--jobs", "ps=2,worker=2", "--cpu-devices", "2", str(program)]
-    watched = {"MPITRAIN_STALL_WARNING": "5", "MPITRAIN_STALL_ABORT": "0"}
+    watched = {"MPITRAIN_STALL_WARNING": "8", "MPITRAIN_STALL_ABORT": "0"}
     job = mpirun.start(4, [*SERVE, *options], env={"XDG_CACHE_HOME": str(tmp_path), **watched})
     finished = job.finish(SECONDS)
     assert finished.returncode == 3, finished.output
-    assert "mpitrain: stall" not in finished.stderr, finished.output
+    assert "all ranks have come to an exchange" not in finished.stderr, finished.output
     assert "for this host alone; ends with" in finished.stdout
     for task in ("/job:ps/task:0", "/job:ps/task:1", "/job:worker/task:0", "/job:worker/task:1"):
         assert f"\n{task} " in finished.stdout, finished.output
