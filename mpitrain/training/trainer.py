@@ -29,6 +29,7 @@ from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
 from mpitrain.training.output import MODEL_NAME, save_model, save_summary
 from mpitrain.training.reporting import Report
+from mpitrain.training.servers import ServerCounts, server_counts
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Summary:
         samples: training samples of all ranks, in all epochs.
         times: where the time went.
         model_path: the saved model, if one was.
+        servers: what parameter servers counted, where there are any.
     """
 
     history: dict[str, list[float]]
@@ -70,6 +72,7 @@ class Summary:
     samples: int
     times: Times
     model_path: Path | None
+    servers: ServerCounts | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -136,7 +139,8 @@ class Trainer:
         begin = Position() if checkpoint is None else checkpoint.position
         epochs = len(next(iter(history.values()), [])) - begin.epoch
         samples = source.train_count * epochs - begin.samples
-        summary = Summary(history, evaluated_on, results, samples, times, None)
+        servers = server_counts(self.model, world)
+        summary = Summary(history, evaluated_on, results, samples, times, None, servers)
         return summary if output is None else self._save(summary, Path(output))
 
     def _compile(self, source: DataSource) -> None:
