@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(world: World, config: TrainConfig, found: list[Place], began: float) -> None:
     """Collective: what those ranks do that compute."""
+    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
     from mpitrain.training.job import prepare
 
-    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
     if world.is_root and found:
         print(table(found), flush=True)
     job = prepare(config, world)
