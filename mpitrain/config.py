@@ -189,6 +189,12 @@ class TrainConfig:
     non_finite: str = _option(
         "stop", str, "at a loss or mean gradient that is not finite", choices=("stop", "warn", "ignore")
     )
+    on_failure: str | None = _option(
+        None, str, "when a rank dies: abort (the default), or shrink: go on without it", choices=("abort", "shrink")
+    )
+    min_np: int | None = _option(
+        None, int, "with how many ranks to go on at least (default 1)", least=1, below=MOST, metavar="N"
+    )
     verify_replicas: int = _option(
         1, int, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, metavar="N"
     )

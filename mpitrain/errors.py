@@ -61,6 +61,14 @@ class RankFinishedError(CollectiveError):
     """Some ranks have finished while others wait for them in a collective."""
 
 
+class RankLostError(CollectiveError):
+    """A rank of the job has died; the others can go on without it, or end."""
+
+
+class TooFewRanksError(CollectiveError):
+    """Fewer ranks are left than the job is to go on with."""
+
+
 class NonFiniteError(MpitrainError):
     """A loss or a gradient is infinite, or not a number."""
 

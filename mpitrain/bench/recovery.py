@@ -19,8 +19,9 @@ from mpitrain.errors import MpitrainError
 from mpitrain.launch import dialect
 
 # What `mpitrain run` is told for each way of going on.
-WAYS: Mapping[str, tuple[str, ...]] = {"restart": ("--restarts", "1")}
-NOTICED = "the job failed after"
+RESTART, SHRINK = "restart", "shrink"
+WAYS: Mapping[str, tuple[str, ...]] = {RESTART: ("--restarts", "1"), SHRINK: ("--on-failure", "shrink")}
+NOTICED = ("the job failed after", "the others go on without it")
 TIMEOUT_SECONDS = 600
 
 
@@ -36,11 +37,14 @@ def measure(
         repeat: jobs of each way.
         options: for `mpitrain run`, such as hosts; these must share the directory for temporary files.
     """
+    ways = dict(WAYS)
+    if not dialect.launcher_mpi(dialect.find_mpirun(os.environ), os.environ).has_prrte:
+        del ways[SHRINK]  # only Open MPI 5 can
     for name in models:
         raw: dict[str, list[float]] = {}
         turns: dict[str, Callable[[], list[float]]] = {
             way: partial(_turn, raw, way, [*options, "-np", str(ranks), *words], name, batch_size)
-            for way, words in WAYS.items()
+            for way, words in ways.items()
         }
         interleave(turns, repeat)
         medians = {key: median(values) for key, values in raw.items()}
@@ -77,7 +81,7 @@ def _times(options: Sequence[str], name: str, batch_size: int) -> dict[str, floa
         lines = _lines(command)
         happened = events(Path(directory))
     fault = dict(happened).get(FAULT)
-    noticed = [moment for moment, line in lines if NOTICED in line]
+    noticed = [moment for moment, line in lines if any(words in line for words in NOTICED)]
     after = [(event, moment) for event, moment in happened if fault is not None and moment > (noticed or [fault])[0]]
     stepped = [moment for event, moment in after if event == STEP]
     if fault is None or not stepped:

@@ -48,8 +48,9 @@ def main(name: str, batch_size: int, directory: Path) -> None:
     import tensorflow as tf
 
     from mpitrain.bench.workload import optimizer, workload
-    from mpitrain.training.callbacks import DataParallel
-    from mpitrain.training.checkpoint.callback import Checkpoint
+    from mpitrain.data.source import Samples, Share, assemble
+    from mpitrain.training.checkpoint.options import Options
+    from mpitrain.training.trainer import Trainer
 
     victim = world.rank == world.size - 1 and FAULT not in dict(events(directory))
 
@@ -59,11 +60,27 @@ def main(name: str, batch_size: int, directory: Path) -> None:
             if world.is_root:
                 note(directory, STEP)
             if victim and batch + 1 == FAULT_STEP:
+                time.sleep(10 * STEP_SECONDS)  # until the others have noted this step
                 note(directory, FAULT)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     load = workload(name, batch_size, seed=world.rank)
-    load.model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    data = tf.data.Dataset.from_tensors((load.inputs, load.labels)).repeat(STEPS)
-    checkpoint = Checkpoint(directory / "checkpoints", f"{CHECKPOINT_STEPS}steps", keep=1)
-    load.model.fit(data, epochs=1, verbose=0, callbacks=[DataParallel(), Noting(), checkpoint])
+
+    def read(positions: Any) -> Any:
+        """The samples of the one batch, again and again."""
+        return positions.map(lambda p: (tf.gather(load.inputs, p % batch_size), tf.gather(load.labels, p % batch_size)))
+
+    trainer = Trainer(
+        load.model,
+        optimizer=optimizer(),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[],
+        batch_size=batch_size,
+        callbacks=[Noting()],
+        checkpoints=Options(directory / "checkpoints", f"{CHECKPOINT_STEPS}steps", keep=1),
+        progress=False,
+        world=world,
+    )
+    samples = Samples(STEPS * batch_size * world.size, read)
+    share = Share(0.0, 0, world.rank, world.size)
+    trainer.fit(assemble(samples, share, num_classes=load.model.output_shape[-1], description=name))

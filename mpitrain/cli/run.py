@@ -28,6 +28,8 @@ from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, coun
 from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
+from mpitrain.launch.surviving import SHRINK, surviving
+from mpitrain.launch.surviving import promise as survival_promise
 from mpitrain.runtime import launcher
 from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.threads import physical_cores
@@ -73,7 +75,13 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--kill-after",), {"type": seconds, "default": 40.0, "metavar": "S", "help": "from SIGTERM to SIGKILL; 40 s"}),
     (("--restarts",), {"type": int, "metavar": "N", "help": "times that a job that fails is started again; 0"}),
     (("--min-np",), {"type": int, "metavar": "N", "help": "ranks that must be left for that, where hosts are lost; 1"}),
-    (("--on-failure",), {"choices": (RESTART, ABORT), "help": f"restart means --restarts {RESTARTS}"}),
+    (
+        ("--on-failure",),
+        {
+            "choices": (RESTART, SHRINK, ABORT),
+            "help": f"restart means --restarts {RESTARTS}; shrink: the others go on without a rank that dies",
+        },
+    ),
     (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
@@ -118,11 +126,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise AgreedError(f"mpitrain run starts ranks, and was itself started by {started_by.name}: run it without")
     job = _job(arguments)
     policy = restarts.policy(arguments.on_failure, arguments.restarts, arguments.min_np, job.request.ranks)
+    if arguments.on_failure == SHRINK:
+        job = surviving(job, policy.min_ranks)
     ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
     if arguments.dry_run:
         print(_shown(job.command(os.environ, " ".join(ssh.program) if job.uses_ssh(os.environ) else None)))
         return 0
     _tell_allowed(job)
+    if arguments.on_failure == SHRINK:
+        tell(survival_promise(job, policy.min_ranks))
     if policy.restarts:
         tell(restarts.promise(policy, job.request, origin(job, arguments.rest)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,10 +18,10 @@ from mpitrain.cli import machine
 from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
-from mpitrain.cluster.serving import Client, serve
+from mpitrain.cluster.serving import Client, check_client, serve
 from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World
-from mpitrain.errors import LauncherError, UsageError
+from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
 from mpitrain.runtime.topology import Topology
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     world = _start(arguments)
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
+    root_only(world.communicator, lambda: check_client(arguments.rest))
     root_only(world.communicator, record.check)
     server = start_server(
         arguments.jobs,
@@ -112,8 +114,9 @@ def _start(arguments: argparse.Namespace) -> World:
         job = ""  # told once the ranks have met
     if job not in arguments.cpu_jobs.split(","):
         return machine.start(arguments)
-    seen = devices.visible(os.environ, gpus.detect())
-    gpus.select(devices.assign(seen, Topology.single(os.uname().nodename), "cpu"))
+    with contextlib.suppress(DeviceError):  # told once the ranks have met
+        seen = devices.visible(os.environ, gpus.detect())
+        gpus.select(devices.assign(seen, Topology.single(os.uname().nodename), "cpu"))
     return machine.start(arguments, device="auto", visible_devices=None)
 
 

@@ -7,10 +7,11 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain import __version__
 from mpitrain.comm.together import root_only, same, together
@@ -69,8 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         stall_warning=config.stall_warning,
         stall_abort=config.stall_abort,
         non_finite=config.non_finite,
+        on_failure=config.on_failure,
+        min_np=config.min_np,
     )
     _agree(world, config, error)
+    shown = sys.stdout
     with contextlib.ExitStack() as stack:
         _quiet(config.verbose, stack)
         found = places(world) if config.show_plan else []
@@ -82,14 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
             warnings.simplefilter("ignore")
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
         try:
-            _train(workers, config, found, began)
+            _train(workers, config, found, began, shown)
         except AgreedError as error:
             error.speaks = workers.is_root
             raise
     return 0
 
 
-def _train(world: World, config: TrainConfig, found: list[Place], began: float) -> None:
+def _train(world: World, config: TrainConfig, found: list[Place], began: float, shown: TextIO) -> None:
     """Collective: what those ranks do that compute."""
     root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
     from mpitrain.training.job import prepare
@@ -100,8 +104,8 @@ def _train(world: World, config: TrainConfig, found: list[Place], began: float) 
     if world.is_root:
         print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)
     summary = job.trainer.fit(job.source, config.output)
-    if world.is_root:
-        print(*_results(summary, time.perf_counter() - began), sep="\n", flush=True)
+    if world.is_root:  # perhaps another rank than before
+        print(*_results(summary, time.perf_counter() - began), sep="\n", file=shown, flush=True)
 
 
 def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError | None]:
@@ -185,6 +189,7 @@ def _results(summary: Summary, seconds: float) -> list[str]:
         f"time       {seconds:.1f} s, of which training {times.total:.1f} s: {parts} (means over ranks)",
         f"speed      {summary.samples_per_second:,.0f} samples/s of all ranks",
         *([f"servers    {summary.servers.text()}"] if summary.servers is not None else []),
+        *(f"lost       {loss}" for loss in summary.losses),
         f"saved      {summary.model_path}",
     ]
 

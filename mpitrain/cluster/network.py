@@ -29,6 +29,7 @@ NETWORK_HEADER = -0x100000  # offsets from here count from the beginning of the 
 SOURCE = {4: 12, 6: 8}  # where the sender's address stands in it
 ALL_BYTES = 0xFFFFFFFF
 LONGEST_JUMP = 255
+MOST_PORT = 65535
 ESTABLISHED = "01"  # in /proc/net/tcp
 
 Instruction = tuple[int, int, int, int]  # code, how many to skip if true, if false, operand
@@ -186,8 +187,10 @@ def reserve(port: int = 0) -> socket.socket:
         port: a certain one; 0 for any.
 
     Raises:
-        UsageError: it is taken.
+        UsageError: it is taken, or there is no such port.
     """
+    if not 0 <= port <= MOST_PORT:
+        raise UsageError(f"port {port}: expected a number from 0 to {MOST_PORT} (--port, and the local rank)")
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

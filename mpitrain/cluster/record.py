@@ -93,7 +93,7 @@ class Record:
         try:
             jobs = json.loads(self.path.read_text())["jobs"]
             return Cluster({str(job): tuple(map(str, addresses)) for job, addresses in jobs.items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(
                 f"no cluster named {self.path.stem} runs ({self.path}): start one with `mpirun -np 3 python -m "
                 "mpitrain serve --jobs ps=1,worker=2`"

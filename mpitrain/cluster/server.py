@@ -217,8 +217,12 @@ def start_server(
     """
     world = world or current_world()
     place = agree(jobs, bind, insecure_network, port, world)
-    settings = session_config(world.threads, world.devices, cpu_devices) if config is None else config
-    server = together(world.communicator, world.hosts, lambda: _listen(place, settings))
+
+    def listen() -> Any:
+        settings = session_config(world.threads, world.devices, cpu_devices) if config is None else config
+        return _listen(place, settings)
+
+    server = together(world.communicator, world.hosts, listen)
     server.start()
     world.communicator.barrier()
     return Server(place.cluster, place.access, server)
@@ -270,7 +274,12 @@ def session_config(threads: ThreadPlan, devices: DevicePlan, cpu_devices: int | 
         threads: sizes of the thread pools.
         devices: the GPU, and how much of its memory.
         cpu_devices: how many CPU devices there are; 1 by default.
+
+    Raises:
+        UsageError: none at all is not possible.
     """
+    if cpu_devices is not None and cpu_devices < 1:
+        raise UsageError(f"{cpu_devices} CPU devices asked for: TensorFlow needs one at least (--cpu-devices)")
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from mpitrain.cluster.record import BEAT_SECONDS, VARIABLE, Record
 from mpitrain.comm.communicator import Communicator, Request
 from mpitrain.comm.world import World
+from mpitrain.errors import UsageError
 from mpitrain.launch import report
 from mpitrain.launch.dialect import without_rank
 from mpitrain.runtime.signals import StopSignals
@@ -59,6 +61,21 @@ def wait(communicator: Communicator, asked: Callable[[], int], look_seconds: flo
     for request in requests.values():
         request.wait()
     return code if communicator.rank == 0 else int(heard[0][0])
+
+
+def check_client(command: Sequence[str]) -> None:
+    """Local: see whether there is a program to run.
+
+    Args:
+        command: see `Client.start`; empty for none.
+
+    Raises:
+        UsageError: there is no such script, or no module is named.
+    """
+    if command[:1] == ["-m"] and len(command) == 1:
+        raise UsageError("-m: name the module that is the client")
+    if command and command[0] != "-m" and not Path(command[0]).is_file():
+        raise UsageError(f"there is no client {command[0]}: name a Python script, or -m and a module")
 
 
 @dataclass

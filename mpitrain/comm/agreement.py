@@ -92,15 +92,8 @@ class Agreement:
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
-        self._hosts = tuple(hosts)
-        self._numbers = range(communicator.size) if ranks is None else tuple(ranks)
         self.observer: Observer | None = None
-        size = communicator.size
-        self._mine = np.zeros(3 + REPORTS, np.float64)
-        self._all = np.zeros((size, 3 + REPORTS), np.float64)
-        self._what = self._mine[:1].view(np.int64)
-        self._calls = self._all.view(np.int64)[:, 0]
-        self._everyone = np.ones(size, np.bool_)
+        self.between(hosts, ranks)
         self._descriptions: dict[int, str] = {
             JOINING: "waiting for the others (out of data)",
             FINISHED: "at the end of the program",
@@ -108,6 +101,22 @@ class Agreement:
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
         self.request = 0
+
+    def between(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
+        """Local: from now on these ranks agree, the ones that the communicator has now.
+
+        Args:
+            hosts: host name of each.
+            ranks: their numbers in the job.
+        """
+        size = self._communicator.size
+        self._hosts = tuple(hosts)
+        self._numbers = range(size) if ranks is None else tuple(ranks)
+        self._mine = np.zeros(3 + REPORTS, np.float64)
+        self._all = np.zeros((size, 3 + REPORTS), np.float64)
+        self._what = self._mine[:1].view(np.int64)
+        self._calls = self._all.view(np.int64)[:, 0]
+        self._everyone = np.ones(size, np.bool_)
 
     def call(self, description: str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
         """Collective: agree that all ranks call `description` now.

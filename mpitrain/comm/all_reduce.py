@@ -69,15 +69,28 @@ class AllReduce:
     """
 
     def __init__(self, communicator: Communicator, layout: str, environ: Mapping[str, str]) -> None:
-        self._communicator = communicator
-        self._ring = Ring(communicator)
-        self._layout = layout
-        self._cache = _cache_file(layout, environ)
-        self._chosen = VARIABLE in environ
-        self._setting = parse(environ[VARIABLE]) if self._chosen else None
-        self._pairs = communicator.size == 2 and not (self._chosen and self._setting is None)
-        self._received = np.empty(SMALL_BYTES if self._pairs else 0, np.uint8)
+        self._communicator, self._environ = communicator, environ
+        self._setting = parse(environ[VARIABLE]) if VARIABLE in environ else None
         self.measurements: dict[str, float] = {}
+        self._left_behind: list[object] = []
+        self.between(layout, VARIABLE in environ)
+
+    def between(self, layout: str, chosen: bool) -> None:
+        """Local: from now on sum over the ranks that the communicator has now.
+
+        Args:
+            layout: of these ranks.
+            chosen: the choice of algorithm is made, and the same on all of them; else it will be made anew.
+        """
+        self._layout = layout
+        self._cache = _cache_file(layout, self._environ)
+        self._chosen = chosen
+        size = self._communicator.size
+        self._pairs = size == 2 and not (VARIABLE in self._environ and self._setting is None)
+        self._received = np.empty(SMALL_BYTES if self._pairs else 0, np.uint8)
+        self._ring = Ring(self._communicator)
+        # What was under way when a rank was lost may still arrive in this memory.
+        self._left_behind += [self._ring, self._received]
 
     def sum(self, source: Buffer, target: Buffer, scale: float = 1.0) -> None:
         """Collective: `target` becomes `scale` times the sum of all ranks' `source`.

@@ -114,6 +114,27 @@ class Communicator(Protocol):
         """Collective: a communicator of these ranks, in this order; None on ranks that are not among them."""
         ...
 
+    @property
+    def can_shrink(self) -> bool:
+        """Ranks may go on when others have died: what fails for that reason raises RankLostError on all of them."""
+        ...
+
+    def shrink(self) -> list[int]:
+        """Collective among the ranks that are left: go on without the others.
+
+        Returns:
+            For each rank that is left, in the new order, which it was.
+        """
+        ...
+
+    def agree(self, flag: bool) -> bool:
+        """Collective: whether `flag` is true on all ranks; all get the same answer, even if one dies meanwhile.
+
+        Raises:
+            RankLostError: on all ranks: one has died.
+        """
+        ...
+
     def abort(self, code: int) -> None:
         """Local: end all ranks of the job with exit code `code`."""
         ...

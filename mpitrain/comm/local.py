@@ -16,6 +16,7 @@ class LocalCommunicator:
     rank = 0
     size = 1
     library = "no MPI (one rank)"
+    can_shrink = False
 
     def __init__(self) -> None:
         self.activity = Activity()
@@ -60,6 +61,14 @@ class LocalCommunicator:
     def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
         """Collective: itself, or None when `ranks` is empty."""
         return self if list(ranks) == [0] else None
+
+    def shrink(self) -> list[int]:
+        """Collective: nobody can be missing."""
+        return [0]
+
+    def agree(self, flag: bool) -> bool:
+        """Collective: `flag` itself."""
+        return flag
 
     def abort(self, code: int) -> None:
         """Local: end this process at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -14,11 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.comm.shared_memory import remove_names
+from mpitrain.errors import RankLostError
 from mpitrain.faults.activity import Activity
 from mpitrain.runtime.launcher import Launcher, check_library
 from mpitrain.runtime.topology import Topology, topology
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for ranks by `mpirun --with-ft ulfm`
 SPIN_SECONDS = 3e-4
 LONGEST_SLEEP_SECONDS = 2e-4
 
@@ -42,40 +46,55 @@ def poll(request: Any) -> None:
 
 
 def entered(method: Method) -> Method:
-    """Local: a collective that notes for the watchdog that this rank has come to it."""
+    """Local: a collective that notes for the watchdog that this rank has come to it, and tells of lost ranks."""
     name = method.__name__
 
     @functools.wraps(method)
     def call(self: MpiCommunicator, *args: Any) -> Any:
         activity = self.activity
         activity.position += 1
-        if activity.inside is not None:  # somebody above has told it better
-            return method(self, *args)
-        activity.inside = name
+        inside = activity.inside
+        activity.inside = inside or name  # somebody above may have told it better
         try:
             return method(self, *args)
+        except self.failure as error:
+            raise self.explained(error) from error
         finally:
-            activity.inside = None
+            activity.inside = inside
 
     return call  # type: ignore[return-value]
 
 
 class _MpiRequest:
-    def __init__(self, request: Any) -> None:
-        self._request = request
+    def __init__(self, communicator: MpiCommunicator, request: Any) -> None:
+        self._communicator, self._request = communicator, request
 
     def test(self) -> bool:
-        return bool(self._request.Test())
+        try:
+            return bool(self._request.Test())
+        except self._communicator.failure as error:
+            raise self._communicator.explained(error) from error
 
     def wait(self) -> None:
-        poll(self._request)
+        try:
+            poll(self._request)
+        except self._communicator.failure as error:
+            raise self._communicator.explained(error) from error
 
 
 class MpiCommunicator:
     """All ranks of the job, on a duplicate of `COMM_WORLD`: the user's own messages never meet ours.
 
+    Where MPI has been started so that it survives the loss of ranks (Open MPI 5, `mpirun --with-ft ulfm`; see
+    "User-Level Failure Mitigation" in chapter "Fault Tolerance" of Open MPI's documentation), what fails because a
+    rank has died raises RankLostError on all the others: the first that notices it revokes the communicator.
+
     Args:
         launcher: what started the job, as far as it tells.
+
+    Attributes:
+        failure: the exception of mpi4py.
+        lost_seconds: when the loss of a rank was noticed here, as of `time.monotonic`; None if all are there.
 
     Raises:
         LauncherError: the MPI library in use cannot be started by this launcher.
@@ -91,21 +110,31 @@ class MpiCommunicator:
 
         self.library: str = MPI.Get_library_version().split("\n")[0].split(", package")[0].strip(" \x00")
         check_library(launcher, MPI.Get_library_version())
+        fault_tolerant = os.environ.get(FAULT_TOLERANT) == "1" and self.library.startswith("Open MPI")
+        if fault_tolerant:  # else MPI_Finalize now and then waits for the lost, for ever (seen: Open MPI 5.0.11)
+            os.environ.setdefault("OMPI_MCA_ompi_async_mpi_finalize", "1")
         if not MPI.Is_initialized():
             with warnings.catch_warnings():
                 # Of two mixed MPIs mpi4py warns on each rank; `launcher.check` says it once, and what to do.
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
         self._mpi = MPI
+        self.failure: type[Exception] = MPI.Exception
+        self.lost_seconds: float | None = None
+        self._can_shrink = fault_tolerant
+        self._revoked: list[Any] = []  # kept: what was under way on them is forgotten by nobody
         self.activity = Activity()
         # Ranks of this host outnumber its cores: every wait then polls politely, else small
         # reductions use MPI's blocking calls, which answer sooner.
         self.crowded = False
         self._operations = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
-        self._use(MPI.COMM_WORLD.Dup())
+        self._use(MPI.COMM_WORLD.Dup())  # returns when all ranks have come so far
+        remove_names()
 
     def _use(self, comm: Any) -> None:
         self._comm = comm
+        if self._can_shrink:
+            comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # which mpi4py makes an exception
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
 
@@ -130,11 +159,17 @@ class MpiCommunicator:
 
     def isend(self, buffer: Buffer, destination: int) -> _MpiRequest:
         """Local: start sending; `buffer` must not change until the request is done."""
-        return _MpiRequest(self._comm.Isend([buffer.view(np.uint8), self._mpi.BYTE], destination, 0))
+        try:
+            return _MpiRequest(self, self._comm.Isend([buffer.view(np.uint8), self._mpi.BYTE], destination, 0))
+        except self.failure as error:
+            raise self.explained(error) from error
 
     def irecv(self, buffer: Buffer, source: int) -> _MpiRequest:
         """Local: start receiving into `buffer`."""
-        return _MpiRequest(self._comm.Irecv([buffer.view(np.uint8), self._mpi.BYTE], source, 0))
+        try:
+            return _MpiRequest(self, self._comm.Irecv([buffer.view(np.uint8), self._mpi.BYTE], source, 0))
+        except self.failure as error:
+            raise self.explained(error) from error
 
     @entered
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
@@ -210,6 +245,46 @@ class MpiCommunicator:
         part.activity = Activity()  # other ranks enter other collectives: the watchdog compares those of all
         part._use(comm)
         return part
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether MPI lets the others go on when a rank has died."""
+        return self._can_shrink
+
+    def explained(self, error: Exception) -> Exception:
+        """Local: what to raise for an error of MPI; one that tells of a lost rank is made known to all ranks."""
+        mpi = self._mpi
+        lost = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+        if not self._can_shrink or error.Get_error_class() not in lost:  # type: ignore[attr-defined]
+            return error
+        self.lost_seconds = self.lost_seconds or time.monotonic()
+        self._revoke()
+        told = RankLostError("a rank of the job has died")
+        self.activity.error = told
+        return told
+
+    def _revoke(self) -> None:
+        with contextlib.suppress(self.failure):
+            self._comm.Revoke()
+
+    @entered
+    def shrink(self) -> list[int]:
+        """Collective among the ranks that are left: MPI_Comm_shrink; the others are left behind for good.
+
+        Returns:
+            For each rank that is left, in the new order, which it was.
+        """
+        self._revoke()
+        before, comm = self._comm, self._comm.Shrink()
+        self._revoked.append(before)
+        self._use(comm)
+        self.lost_seconds = None
+        return list(comm.Get_group().Translate_ranks(list(range(self.size)), before.Get_group()))
+
+    @entered
+    def agree(self, flag: bool) -> bool:
+        """Collective: MPI_Comm_agree."""
+        return bool(self._comm.Agree(int(flag)))
 
     def ranks_of(self, comm: Any) -> list[int]:
         """Local: the ranks here of the processes of another mpi4py communicator, in its order.

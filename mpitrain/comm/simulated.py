@@ -85,6 +85,7 @@ class SimulatedCommunicator:
     """One thread's end of a simulated group."""
 
     library = "simulated"
+    can_shrink = False
 
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
@@ -151,6 +152,14 @@ class SimulatedCommunicator:
         """Collective: threads of the same group share what rank 0 made."""
         shared = self.broadcast_obj(_Shared(len(ranks)))
         return SimulatedCommunicator(shared, list(ranks).index(self.rank)) if self.rank in ranks else None
+
+    def shrink(self) -> list[int]:
+        """Collective: threads do not die."""
+        return list(range(self.size))
+
+    def agree(self, flag: bool) -> bool:
+        """Collective: whether it is true in all threads."""
+        return all(self.all_gather_obj(flag))
 
     def abort(self, code: int) -> None:
         """Local: break the barrier, so that the other threads stop too."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mpitrain.comm import watch
+from mpitrain.comm import shrinking, watch
 from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Communicator
@@ -31,6 +31,7 @@ from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
 
 Item = TypeVar("Item")
+GIVEN = ("stall_warning", "stall_abort", "non_finite", "on_failure", "min_np")
 
 
 @dataclass(eq=False)
@@ -47,6 +48,8 @@ class World:
         faults: how faults are dealt with.
         watchdog: talks to the other ranks beside MPI; None with one rank.
         exits: how this process ends; None in simulations.
+        numbers: of the ranks, in the job as it was started; others than 0, 1, 2, ... once some were lost.
+        on_shrink: called when ranks were lost, after all else is renewed.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
         parameter_server: what hosts the parameters of these ranks, if anything does.
         parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
@@ -62,11 +65,14 @@ class World:
     watchdog: Watchdog | None = None
     exits: Exits | None = None
     parameter_server: object = None
+    numbers: tuple[int, ...] = field(init=False)
+    on_shrink: list[Callable[[], object]] = field(default_factory=list, init=False)
     leave: Callable[[], object] = field(init=False)
     parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.leave = self.agreement.leave
+        self.numbers = tuple(range(self.size))
 
     @property
     def rank(self) -> int:
@@ -120,7 +126,7 @@ class World:
             self.watchdog.ending(self.exits.exit_code())
         for begin, _ in self.parts:
             begin()
-        self.leave()
+        shrinking.leave(self, self.leave)
         for _, wait in self.parts:
             wait()
         if self.watchdog is not None:
@@ -142,6 +148,8 @@ def init(
     stall_warning: float | None = None,
     stall_abort: float | None = None,
     non_finite: str | None = None,
+    on_failure: str | None = None,
+    min_np: int | None = None,
 ) -> World:
     """Collective: find the other ranks, and give TensorFlow this rank's share of the machine.
 
@@ -159,13 +167,15 @@ def init(
             None takes the environment variable MPITRAIN_STALL_WARNING, or 30. So with the next two.
         stall_abort: seconds after which the job then ends, with exit code 75; 0 for never, 300 by default.
         non_finite: `stop`, `warn` (the default) or `ignore` a mean gradient that is infinite or not a number.
+        on_failure: `abort` (the default), or `shrink`: the Trainer goes on without a rank that dies.
+        min_np: with how many ranks it goes on at least.
 
     Raises:
         LauncherError: the launcher and MPI disagree about the job.
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
-    given: dict[str, Any] = {"stall_warning": stall_warning, "stall_abort": stall_abort, "non_finite": non_finite}
+    given: dict[str, Any] = dict(zip(GIVEN, (stall_warning, stall_abort, non_finite, on_failure, min_np), strict=True))
     named = (gpu_memory, visible_devices, threads)
     asked = device not in ("auto", "all") or share_gpus or any(value is not None for value in named)
     if asked and gpus.devices_fixed():
@@ -199,16 +209,20 @@ def init(
         topology.hosts,
         lambda: _devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),
     )
-    intra, inter = threads or (None, None)
-    pools = thread_rules.plan(
-        _on_this_host(communicator, topology, thread_rules.available_cores()), topology.local_rank, intra, inter
-    )
+    pools = _threads(communicator, topology, *(threads or (None, None)))
     environ.update(pools.environment)
     world = world_of(communicator, topology, plan, pools)
     world.faults, world.watchdog, world.exits = faults, watchdog, exits
+    shrinking.check(world)
     _current.append(world)
     atexit.register(_finish, world, os.getpid())
     return world
+
+
+def _threads(communicator: Communicator, topology: Topology, intra: int | None, inter: int | None) -> ThreadPlan:
+    """Collective: this rank's share of the cores of its host."""
+    cores = _on_this_host(communicator, topology, thread_rules.available_cores())
+    return thread_rules.plan(cores, topology.local_rank, intra, inter)
 
 
 def _compare(communicator: Communicator, topology: Topology, faults: FaultOptions) -> None:
@@ -221,6 +235,7 @@ def _compare(communicator: Communicator, topology: Topology, faults: FaultOption
         return
     # What is done with values that are not finite, all ranks must do together.
     own = {**alike.program(os.environ, communicator.library), "--non-finite": faults.non_finite}
+    own |= {"--on-failure": faults.on_failure, "--min-np": str(faults.min_np)}
     table = alike.differences(communicator.all_gather_obj(own), topology.hosts)
     if table is None:
         return
@@ -255,8 +270,7 @@ def world_of(
         threads: of this rank.
         ranks: their numbers in the job, for messages, where they are a part of it.
     """
-    per_host = ",".join(str(topology.nodes.count(node)) for node in range(topology.node_count))
-    layout = f"{communicator.library}; ranks of each host {per_host}; {' '.join(sorted(set(topology.hosts)))}"
+    layout = shrinking.layout_of(communicator.library, topology)
     agreement = Agreement(communicator, topology.hosts, ranks)
     return World(topology, communicator, agreement, AllReduce(communicator, layout, os.environ), devices, threads)
 

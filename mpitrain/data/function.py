@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.data.labels import Array, Task, as_labels
-from mpitrain.data.sharding import EpochSeeds, hold_out, known_count, shard, share_count, shuffled
+from mpitrain.data.sharding import EpochSeeds, Indices, hold_out, known_count, shard, share_count, shuffled
 from mpitrain.data.source import DataSource, Share, enough_for_all_ranks
 from mpitrain.errors import DataError, UsageError
 
@@ -71,38 +72,62 @@ def load_function(spec: str, share: Share, task: Task, num_classes: int | None) 
     _check_elements(dataset, spec)
     labels = _labels(dataset, spec)
     classified, classes = as_labels(labels, spec, task, num_classes) if len(labels) else (labels, None)
-    kept, held = hold_out(len(labels), share.validation_split, share.seed)
-    enough_for_all_ranks(len(kept), share, spec)
-    with tf.device("CPU:0"):
-        constant = tf.constant(classified)
-        held_out = tf.constant(np.isin(np.arange(len(labels)), held))
-    numbered = dataset.enumerate()
+    counted = _Counted(dataset.enumerate(), classified, classes, spec)
+    return counted.source(share)
 
-    def part(wanted: bool) -> tf.data.Dataset:
-        return numbered.filter(lambda position, _: tf.equal(tf.gather(held_out, position), wanted)).map(
-            lambda position, element: (_as_input(element[0]), tf.gather(constant, position))
+
+@dataclass(frozen=True)
+class _Counted:
+    """A dataset whose samples are known by number.
+
+    Attributes:
+        numbered: pairs of a number and (x, y).
+        labels: of all samples.
+        classes: how many; None for a regression.
+        spec: for messages.
+    """
+
+    numbered: tf.data.Dataset
+    labels: Array
+    classes: int | None
+    spec: str
+
+    def source(self, share: Share) -> DataSource:
+        """Local: the share of one rank."""
+        kept, held = hold_out(len(self.labels), share.validation_split, share.seed)
+        enough_for_all_ranks(len(kept), share, self.spec)
+        training = self._part(held, False)
+
+        def mine(elements: tf.data.Dataset, count: int) -> tf.data.Dataset:
+            return known_count(shard(elements, share.rank, share.size), share_count(count, share.rank, share.size))
+
+        def in_order(epochs: EpochSeeds, done: int = 0) -> tf.data.Dataset:
+            elements = shuffled(training, min(len(kept), SHUFFLE_BUFFER), epochs)
+            return mine(elements.skip(done), len(kept) - done)
+
+        epochs = EpochSeeds(share.seed)
+        return DataSource(
+            train=in_order(epochs),
+            validation=mine(self._part(held, True), len(held)) if len(held) else None,
+            test=None,
+            train_count=len(kept),
+            validation_count=len(held),
+            test_count=0,
+            num_classes=self.classes,
+            description=self.spec,
+            epochs=epochs,
+            rest=lambda epoch, done: in_order(EpochSeeds(share.seed, epoch), done),
+            deal=lambda rank, size: self.source(replace(share, rank=rank, size=size)),
         )
 
-    def mine(elements: tf.data.Dataset, count: int) -> tf.data.Dataset:
-        return known_count(shard(elements, share.rank, share.size), share_count(count, share.rank, share.size))
-
-    def in_order(epochs: EpochSeeds, done: int = 0) -> tf.data.Dataset:
-        elements = shuffled(part(False), min(len(kept), SHUFFLE_BUFFER), epochs)
-        return mine(elements.skip(done), len(kept) - done)
-
-    epochs = EpochSeeds(share.seed)
-    return DataSource(
-        train=in_order(epochs),
-        validation=mine(part(True), len(held)) if len(held) else None,
-        test=None,
-        train_count=len(kept),
-        validation_count=len(held),
-        test_count=0,
-        num_classes=classes,
-        description=spec,
-        epochs=epochs,
-        rest=lambda epoch, done: in_order(EpochSeeds(share.seed, epoch), done),
-    )
+    def _part(self, held: Indices, wanted: bool) -> tf.data.Dataset:
+        """Local: the samples that are held out, or the others."""
+        with tf.device("CPU:0"):
+            constant = tf.constant(self.labels)
+            held_out = tf.constant(np.isin(np.arange(len(self.labels)), held))
+        return self.numbered.filter(lambda position, _: tf.equal(tf.gather(held_out, position), wanted)).map(
+            lambda position, element: (_as_input(element[0]), tf.gather(constant, position))
+        )
 
 
 def _said(failure: BaseException) -> str:

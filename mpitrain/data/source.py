@@ -51,6 +51,7 @@ class DataSource:
     their shares. Counts are of all ranks together. `num_classes` is None for a regression. `epochs` tells `train`
     which epoch is next. `rest(epoch, done)` is this rank's share of that epoch after the first `done` samples of its
     order were taken, by whatever number of ranks. Both are None where the order is not known.
+    `deal(rank, size)` deals the same samples out to other ranks.
     """
 
     train: tf.data.Dataset
@@ -63,6 +64,7 @@ class DataSource:
     description: str
     epochs: Epochs | None = None
     rest: Callable[[int, int], tf.data.Dataset] | None = None
+    deal: Callable[[int, int], DataSource] | None = None
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -85,6 +87,13 @@ def assemble(
     test: Samples | None = None,
 ) -> DataSource:
     """Local: hold out the validation samples, unless the data bring their own, shuffle, and shard."""
+
+    def deal(rank: int, size: int) -> DataSource:
+        dealt = replace(share, rank=rank, size=size)
+        return assemble(
+            train, dealt, num_classes=num_classes, description=description, validation=validation, test=test
+        )
+
     fraction = 0.0 if validation else share.validation_split
     kept, held = hold_out(train.count, fraction, share.seed)
     enough_for_all_ranks(len(kept), share, description)
@@ -106,6 +115,7 @@ def assemble(
         description=description,
         epochs=order,
         rest=rest,
+        deal=deal,
     )
 
 

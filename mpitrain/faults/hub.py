@@ -9,6 +9,7 @@ from typing import Any
 
 from mpitrain.faults import processes, report, stalls
 from mpitrain.faults.activity import Activity
+from mpitrain.faults.losses import Losses
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.report import Fault
@@ -77,6 +78,7 @@ class Hub:
         self._neighbours = neighbours
         self._silence_seconds, self._activity = silence_seconds, activity
         self.members: dict[int, Member] = {}
+        self.losses = Losses(options)
         self._gone: dict[int, tuple[str, float]] = {}  # why, since; also by what ranks say that had another hub
         self._broken: dict[int, tuple[float, Member]] = {}
         self._faults: list[tuple[float, Fault]] = []
@@ -215,15 +217,18 @@ class Hub:
         last = max(ended.values())
         elsewhere = [rank for rank in self._broken if not self._neighbours.is_here(rank)]
         ended.update({rank: self._broken[rank][0] for rank in elsewhere if self._broken[rank][0] <= last})
-        told = False
         for rank in sorted(ended, key=lambda rank: (ended[rank], rank)):
             _, member = self._broken.pop(rank, (0.0, None))
             member = self.members.pop(rank, member)
-            if self._gone.get(rank, ("", 0.0))[0] not in ("finished", "ended"):
-                self._gone[rank] = ("ended", self._now)
-                if not told:
-                    told = True
-                    self._tell([self._death(rank, member)])
+            if self._gone.get(rank, ("", 0.0))[0] in ("finished", "ended", "lost"):
+                continue
+            self._gone[rank] = ("ended", self._now)
+            fault = self._death(rank, member)
+            if not self._told and self.losses.survives(self._neighbours.ended.get(rank, (None, False))[0]):
+                self._gone[rank] = ("lost", self._now)
+                self.losses.tell(fault, self._now, self._write)
+            else:
+                self._tell([fault])
 
     def _death(self, rank: int, member: Member | None) -> Fault:
         status, memory = self._neighbours.ended.get(rank, (None, False))
@@ -351,7 +356,7 @@ class Hub:
         ]
 
     def _counts(self, rank: int) -> bool:
-        return self._gone.get(rank, ("", 0.0))[0] != "finished"
+        return self._gone.get(rank, ("", 0.0))[0] not in ("finished", "lost")
 
     def _state(self, rank: int, process_state: str | None, now: float) -> RankState:
         seat, member = self._roster.seats[rank], self.members.get(rank)

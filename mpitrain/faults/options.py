@@ -13,6 +13,8 @@ STALL_EXIT_CODE = 75
 NON_FINITE = ("stop", "warn", "ignore")
 COMPARE_RANKS = ("stop", "warn", "ignore")
 SAME_DATA = ("warn", "ignore")
+ABORT, SHRINK = ON_FAILURE = ("abort", "shrink")
+CHOICES = {"non_finite": NON_FINITE, "same_data": SAME_DATA, "compare_ranks": COMPARE_RANKS, "on_failure": ON_FAILURE}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class FaultOptions:
         non_finite: what to do when the loss or a mean gradient is not finite.
         same_data: what to do when ranks read the same batches.
         compare_ranks: what to do when ranks run other code, packages or arguments.
+        on_failure: when a rank dies: end the job, or let the others go on without it.
+        min_np: with how many ranks the job goes on at least.
         failure_report: file that each fault is added to as a line of JSON; None for none.
     """
 
@@ -34,6 +38,8 @@ class FaultOptions:
     same_data: str = "warn"
     compare_ranks: str = "stop"
     failure_report: str | None = None
+    on_failure: str = ABORT
+    min_np: int = 1
 
     @classmethod
     def of(cls, environ: Mapping[str, str], **given: Any) -> FaultOptions:
@@ -45,11 +51,12 @@ class FaultOptions:
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         for name in ("stall_warning", "stall_abort"):
             values[name] = _seconds(name, values.get(name, environ.get(variable(name))), getattr(cls, name))
-        for name, choices in (("non_finite", NON_FINITE), ("same_data", SAME_DATA), ("compare_ranks", COMPARE_RANKS)):
+        for name, choices in CHOICES.items():
             value = values.get(name, environ.get(variable(name)) or getattr(cls, name))
             if value not in choices:
                 raise UsageError(f"{_names(name)} is {value!r}: choose one of {', '.join(choices)}")
             values[name] = value
+        values["min_np"] = _count("min_np", values.get("min_np", environ.get(variable("min_np"))), cls.min_np)
         values.setdefault("failure_report", environ.get(variable("failure_report")) or None)
         return cls(**values)
 
@@ -81,3 +88,11 @@ def _seconds(name: str, value: Any, default: float) -> float:
     if not 0 <= seconds < math.inf:
         raise UsageError(f"{_names(name)} is {value!r}: give seconds, or 0 for never")
     return seconds
+
+
+def _count(name: str, value: Any, default: int) -> int:
+    if value is None or value == "":
+        return default
+    if not str(value).isdecimal() or int(value) < 1:
+        raise UsageError(f"{_names(name)} is {value!r}: give a number of ranks, at least 1")
+    return int(value)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mpitrain.faults.activity import Activity
 from mpitrain.launch.report import ToldFault, tell
 
-Kind = Literal["exception", "interrupted", "signal", "exit", "death", "stall"]
+Kind = Literal["exception", "interrupted", "signal", "exit", "death", "loss", "stall"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ def message(fault: Fault) -> str:
         return f"mpitrain: {where} failed; the job ends\n{fault.text.rstrip()}\n"
     if fault.kind == "stall":
         return f"{fault.text.rstrip()}\n"
+    if fault.kind == "loss":
+        return f"mpitrain: {where} {fault.text.rstrip()}; the others go on without it\n"
     return f"mpitrain: {where} {fault.text.rstrip()}; the job ends with exit code {fault.exit_code}\n"
 
 

@@ -119,6 +119,10 @@ class Watchdog:
         """Local: this rank has come to the end of its program, with that exit code."""
         self.post("say", {"is": "ending", "code": code})
 
+    def gone_on_without(self, ranks: Sequence[int]) -> None:
+        """Local: these ranks were lost, and the others have gone on."""
+        self.post("lost", ranks)
+
     def stop(self) -> None:
         """Local: all ranks are at their end: nobody is missed from now on."""
         self.post("stop")
@@ -353,6 +357,8 @@ class Watchdog:
                 self._say(content)
             elif what == "linked":
                 self._linked(content)
+            elif what == "lost":
+                self._hub.losses.note(content, self._now)
             elif what == "stop":
                 self._say({"is": "bye"})
                 self._hub.tell_all({"is": "bye"})

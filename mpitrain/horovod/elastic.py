@@ -1,8 +1,8 @@
 """State that is committed and restored, under Horovod's names.
 
-Ranks of one MPI job neither come nor go, and when one dies the job ends: start it again, and go on from a checkpoint.
-What is left of an elastic job is done: when a rank raises HorovodInternalError, all ranks go back to what they
-committed last, and on from there; a rank that waits in a collective is told by it.
+Ranks of one MPI job do not come. When one dies the job ends, and is to be started again from a checkpoint; or, with
+`--on-failure shrink`, the others go back to what they committed last, and on from there. So they do when a rank raises
+HorovodInternalError; a rank that waits in a collective is told by it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import keras
 import tensorflow as tf
 
 from mpitrain.collectives import objects
-from mpitrain.errors import CollectiveError, MismatchError
+from mpitrain.comm import shrinking, watch
+from mpitrain.errors import CollectiveError, MismatchError, RankLostError
 from mpitrain.horovod.basics import rank, world
 from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from mpitrain.horovod.variables import broadcast_object, broadcast_variables
+from mpitrain.training.exchange import exchange_of
 
 RESET = "reset of an elastic job"
 
@@ -295,8 +297,8 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Local: a function of a State and more, which is called again after each reset.
 
-    When a rank raises HorovodInternalError, all ranks restore what they committed last, take rank 0's, and call the
-    function again; after HostsUpdatedInterrupt without restoring.
+    When a rank raises HorovodInternalError, or is lost where the job is to survive that, all ranks restore what they
+    committed last, take rank 0's, and call the function again; after HostsUpdatedInterrupt without restoring.
     """
 
     @functools.wraps(func)
@@ -310,6 +312,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except (HorovodInternalError, CollectiveError, tf.errors.OpError) as error:
+                if shrinking.is_survived(world(), error):
+                    _go_on_without()
+                    state.restore()
+                    state.on_reset()
+                    skip_sync = False
+                    continue
                 if not isinstance(error, HorovodInternalError) and RESET not in str(error):
                     raise
                 state.restore()
@@ -318,6 +326,24 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             state.on_reset()
 
     return wrapper
+
+
+def _go_on_without() -> None:
+    """Collective among the ranks that are left: the job is theirs.
+
+    Raises:
+        TooFewRanksError: on all of them.
+    """
+    updates: list[int] = []
+    while not updates:
+        left = shrinking.shrink(world())
+        with contextlib.suppress(RankLostError):  # another one
+            updates = world().communicator.all_gather_obj(world().activity.updates)
+    exchange_of(world()).count_from(max(updates))
+    if world().is_root:
+        watch.write(
+            f"mpitrain: lost: rank {', '.join(map(str, left.lost))}; {world().size} go on from the last commit\n"
+        )
 
 
 def _meet() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mpitrain.errors import UsageError
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
+from mpitrain.launch.surviving import SHRINK
 from mpitrain.launch.verdict import lost_hosts
 from mpitrain.runtime.hostfile import Host
 
@@ -17,6 +18,7 @@ RESTART, ABORT = "restart", "abort"
 RESTARTS = 3  # where a restart is asked for, and no number
 LONGEST_DELAY_SECONDS = 60.0
 BAD_INPUT = 2
+NONE_SAVED = "no checkpoint of mpitrain has been written so far"
 # Stopped by a signal: with a checkpoint, by Ctrl-C, by SIGTERM.
 ON_PURPOSE = (85, 130, 143)
 
@@ -38,7 +40,7 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
     """What was asked for.
 
     Args:
-        on_failure: `restart` or `abort`; None for what `restarts` implies.
+        on_failure: `restart`, `abort` or `shrink`; None for what `restarts` implies.
         restarts: how often.
         min_ranks: of which there must be as many.
         ranks: of the job.
@@ -55,8 +57,11 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
     if on_failure == RESTART and restarts == 0:
         raise UsageError("--on-failure restart and --restarts 0 exclude each other: leave one of them out")
     number = RESTARTS if on_failure == RESTART and restarts is None else restarts or 0
-    if min_ranks is not None and not number:
-        raise UsageError("--min-np is for jobs that are started again: add --restarts N, or leave it out")
+    if min_ranks is not None and not number and on_failure != SHRINK:
+        raise UsageError(
+            "--min-np is for jobs that are started again or go on with fewer ranks: add --restarts N or "
+            "--on-failure shrink, or leave it out"
+        )
     return Policy(number, min_ranks or 1)
 
 
@@ -189,7 +194,7 @@ class Restarts:
         return "" if self.saved is None else f". The newest checkpoint is of step {self.saved}"
 
     def _origin(self) -> str:
-        return "from its beginning" if self.saved is None else f"from the checkpoint of step {self.saved}"
+        return NONE_SAVED if self.saved is None else f"from the checkpoint of step {self.saved}"
 
 
 def _final(outcome: Outcome, code: int) -> str | None:
@@ -245,4 +250,5 @@ def promise(policy: Policy, request: Request, origin: str) -> str:
     """
     losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
     least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
-    return f"survives {losses}, by at most {policy.restarts} restarts{least}: {origin}"
+    restarts = f"{policy.restarts} restart{'s' * (policy.restarts != 1)}"
+    return f"survives {losses}, by at most {restarts}{least}: {origin}"

@@ -49,8 +49,11 @@ def variables_on(devices: Sequence[str], *, by: By = "bytes") -> Iterator[None]:
     rule = choice(len(devices), by)
 
     def create(next_creator: Callable[..., Any], **options: Any) -> Any:
-        value = options.get("initial_value")
-        with tf.device(devices[rule(_bytes_of_value(value, options.get("shape"), options.get("dtype")))]):
+        value, shape = options.get("initial_value"), options.get("shape")
+        if callable(value) and (shape is None or tf.TensorShape(shape).num_elements() is None):
+            with tf.init_scope():
+                options["initial_value"] = value = value()  # once: it may draw random numbers
+        with tf.device(devices[rule(_bytes_of_value(value, shape, options.get("dtype")))]):
             return next_creator(**options)
 
     with tf.variable_creator_scope(create):
@@ -68,10 +71,12 @@ def _bytes_of(operation: Any) -> int:
 
 
 def _bytes_of_value(value: Any, shape: Any, dtype: Any) -> int:
+    """Of a variable of a certain shape, else with a certain value."""
+    import numpy as np
     import tensorflow as tf
 
-    if shape is None or tf.TensorShape(shape).num_elements() is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            value = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
-        return int(value.shape.num_elements() or 0) * int(value.dtype.size)
-    return int(tf.TensorShape(shape).num_elements()) * int(tf.as_dtype(dtype or tf.float32).size)
+    elements = None if shape is None else tf.TensorShape(shape).num_elements()
+    if elements is None:
+        elements = tf.TensorShape(np.shape(value)).num_elements()
+    dtype = dtype or getattr(value, "dtype", tf.float32)
+    return int(elements or 0) * int(tf.as_dtype(dtype).size)

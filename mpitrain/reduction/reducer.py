@@ -84,8 +84,15 @@ class Reducer:
         self.finite = FiniteCheck(communicator, agreement)
         self._all_reduce = all_reduce
         self._pool = BufferPool()
+        self._left_behind: list[BufferPool] = []
         self._weights = _Weights(None, 1.0)
         self._pending: Agreed | None = None
+
+    def begin_anew(self) -> None:
+        """Local: ranks were lost, perhaps in the middle of an update."""
+        self._left_behind.append(self._pool)  # messages may still arrive in it
+        self._pool = BufferPool()
+        self._pending = self.agreed = None
 
     def contribute_nothing(self, agreed: Agreed) -> None:
         """Local: the next update is one of other ranks, whose header was received already."""

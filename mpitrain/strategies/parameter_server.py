@@ -9,6 +9,8 @@ from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.groups import group
 from mpitrain.comm.together import same, together
 from mpitrain.comm.world import World, use
+from mpitrain.errors import UsageError
+from mpitrain.faults.options import SHRINK
 from mpitrain.runtime.signals import StopSignals
 from mpitrain.strategies.client import Client
 from mpitrain.strategies.messages import NEVER_LATE
@@ -36,7 +38,7 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
         AgreedError: on all ranks: the options do not go with each other, or with so many ranks.
     """
     same(world.communicator, world.hosts, {"the parameter servers": options})
-    chosen = chosen or together(world.communicator, world.hosts, lambda: _chosen(options, world.size))
+    chosen = chosen or together(world.communicator, world.hosts, lambda: _chosen(options, world))
     there, back = _ways(world, chosen)
     member = group(world, chosen.workers)
     server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
@@ -70,8 +72,10 @@ def client_of(world: World) -> Client:
     return client
 
 
-def _chosen(options: ServerOptions, ranks: int) -> Roles:
-    chosen = roles(options.servers, ranks)
+def _chosen(options: ServerOptions, world: World) -> Roles:
+    if world.faults.on_failure == SHRINK:
+        raise UsageError("parameter servers do not go on without a rank: leave out --on-failure shrink")
+    chosen = roles(options.servers, world.size)
     options.check(len(chosen.workers))
     return chosen
 

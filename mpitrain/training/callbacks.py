@@ -69,6 +69,21 @@ class DataParallel(keras.callbacks.Callback):
         self._hook: _ModelHook | None = None
         self._phases: list[Phase] = []  # before each evaluation under way
 
+    def go_on(self, training: bool) -> None:
+        """Local: after the loss of ranks, when variables are the same on all that are left.
+
+        Args:
+            training: a `fit` follows, and no evaluation.
+        """
+        self._phases.clear()
+        self._unverified, self._spare = False, None
+        self._world.activity.phase = "compute" if training else "start"
+        if self._hook is not None:
+            self._hook.active, self._hook.synchronized = int(training), True
+            optimizer_hook = hook_of(self.model.optimizer)
+            if optimizer_hook is not None:
+                optimizer_hook.synchronized = True
+
     def begin_without_data(self, dataset: Any) -> None:
         """Local: the next epoch has fewer samples than there are ranks, and `dataset` may be empty on this one.
 

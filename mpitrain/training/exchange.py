@@ -15,6 +15,7 @@ from mpitrain.collectives import host
 from mpitrain.comm.agreement import Agreed, signature_of
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import CollectiveError
+from mpitrain.faults.options import SHRINK
 from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.reduction.reducer import Reducer, Statistics, zeros
 from mpitrain.training import replicas
@@ -78,6 +79,10 @@ class Exchange:
         self.world = world
         self.reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
         self.reducer.finite.action = world.faults.non_finite
+        # No part of an update is made before all of its exchange has succeeded: ranks may be lost meanwhile.
+        self.whole_updates = world.faults.on_failure == SHRINK
+        self._hosts = world.topology.node_count  # at the start: all ranks plan alike, whenever they do
+        world.on_shrink.append(self.reducer.begin_anew)
         self._numbers = itertools.count()
         # Weak: an optimizer, and with it its variables, goes when the program drops it.
         self._empty_updates: weakref.WeakValueDictionary[int, EmptyUpdate] = weakref.WeakValueDictionary()
@@ -100,6 +105,10 @@ class Exchange:
     def statistics(self) -> Statistics:
         """Where the time went, on this rank."""
         return self.reducer.statistics
+
+    def count_from(self, updates: int) -> None:
+        """Local: so many updates are made, on all ranks."""
+        self.world.activity.updates = self.statistics.updates = updates
 
     def next_number(self) -> int:
         """Local: 0, 1, 2, ...: tells optimizers apart, whose variables may have equal names."""
@@ -138,7 +147,7 @@ class Exchange:
         """Local: how these gradients, of which none is None, are exchanged."""
         from mpitrain.reduction.graph import plan_of
 
-        return plan_of(gradients, variables, title, self.world.topology.node_count, self.half)
+        return plan_of(gradients, variables, title, self._hosts, self.half)
 
     def plan_update(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
         """Local: what `mean` makes of these gradients, of which none is None."""

@@ -157,7 +157,13 @@ class _Hook:
         if self.captured is not None:
             self.captured.append((grads, variables))
             return None
-        return self._apply(self.prepare(grads, variables), trainable_variables)
+        means = self.prepare(grads, variables)
+        if not self.exchange.whole_updates:
+            return self._apply(means, trainable_variables)
+        with tf.control_dependencies(
+            [m.values if isinstance(m, tf.IndexedSlices) else m for m in means if m is not None]
+        ):
+            return self._apply(means, trainable_variables)
 
     def prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Collective: the mean of gradients; where they are accumulated, their sum over this rank's samples."""

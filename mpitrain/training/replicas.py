@@ -44,8 +44,8 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World
             variable.assign(value.reshape(tuple(variable.shape)))
 
 
-def differing(variables: Sequence[Any], *, world: World) -> list[tuple[int, list[int]]]:
-    """Collective: positions of variables that differ between ranks, each with the ranks that differ from rank 0."""
+def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[tuple[int, list[int]]]:
+    """Collective: positions of variables that differ between ranks; each with those that differ from rank `root`."""
     variables = list(variables)
     world.agreement.call(f"checksums of {describe(variables)}")
     own = np.array(
@@ -54,7 +54,7 @@ def differing(variables: Sequence[Any], *, world: World) -> list[tuple[int, list
     sums = np.zeros((world.size, len(own)), np.int64)
     world.communicator.all_gather(own, sums)
     return [
-        (int(position), [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[0, position])])
+        (int(position), [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[root, position])])
         for position in np.flatnonzero((sums != sums[0]).any(axis=0))
     ]
 
@@ -93,6 +93,22 @@ def synchronize(variables: Sequence[Any], *, world: World) -> bool:
     if found:
         broadcast_variables([variables[position] for position, _ in found], world=world)
     return bool(found)
+
+
+def adopt(variables: Sequence[Any], root: int, *, world: World) -> None:
+    """Collective: make variables those of rank `root`, on all ranks or, if one is lost meanwhile, on none.
+
+    Raises:
+        RankLostError: on all ranks: one was lost.
+    """
+    found = differing(variables, root, world=world)
+    values = {position: np.array(variables[position].numpy(), order="C", ndmin=1) for position, _ in found}
+    for value in values.values():
+        world.communicator.broadcast(value, root)
+    world.communicator.agree(True)
+    for position, value in values.items():
+        if world.rank != root:
+            variables[position].assign(value.reshape(tuple(variables[position].shape)))
 
 
 def part_streams(variables: Sequence[Any], *, world: World) -> None:

@@ -65,6 +65,16 @@ class Report(keras.callbacks.Callback):
             numbers = {name: float((logs or {})[name]) for name in _shown(logs or {}, validation=True)}
             self._display.end_epoch(self._all, numbers)
 
+    def go_on(self, own_samples: int, display: ProgressDisplay | None) -> None:
+        """Local: after the loss of ranks.
+
+        Args:
+            own_samples: training samples that this rank has now.
+            display: if this rank is to show something from now on.
+        """
+        self._own = own_samples
+        self._display = self._display or display
+
     def close(self) -> None:
         """Local: leave the terminal as it was."""
         if self._display is not None:

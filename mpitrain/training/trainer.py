@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,13 @@ from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.checkpoint.callback import Checkpoint
-from mpitrain.training.checkpoint.continued import ContinuedCallbacks
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
-from mpitrain.training.output import MODEL_NAME, save_model, save_summary
+from mpitrain.training.output import MODEL_NAME, prepare_directory, save_model, save_summary
 from mpitrain.training.reporting import Report
 from mpitrain.training.servers import ServerCounts, server_counts
+from mpitrain.training.survival import EVALUATION, SAVING, TIMES, TRAINING, Loss, PlacedCallbacks, Survival
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Summary:
         times: where the time went.
         model_path: the saved model, if one was.
         servers: what parameter servers counted, where there are any.
+        losses: of ranks, after which the others went on.
     """
 
     history: dict[str, list[float]]
@@ -73,6 +76,7 @@ class Summary:
     times: Times
     model_path: Path | None
     servers: ServerCounts | None = None
+    losses: tuple[Loss, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -131,31 +135,31 @@ class Trainer:
                 evaluate than ranks, or the files cannot be written.
         """
         world = self.world
-        together(world.communicator, world.hosts, lambda: self._compile(source))
+        survival = Survival(world, self.model, source, self._batch_size, self._callbacks)
+        together(world.communicator, world.hosts, lambda: self._compile(source, survival))
         parallel = DataParallel(self._verify_replicas, world=world)
         checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
-        history, times = self._train(source, parallel, checkpoint)
-        results, evaluated_on = self._evaluate(source, parallel, history)
         begin = Position() if checkpoint is None else checkpoint.position
+        history, times = self._train(survival, parallel, checkpoint, begin)
+        results, evaluated_on = survival.stage(EVALUATION, lambda: self._evaluate(survival.source, parallel, history))
         epochs = len(next(iter(history.values()), [])) - begin.epoch
         samples = source.train_count * epochs - begin.samples
-        servers = server_counts(self.model, world)
-        summary = Summary(history, evaluated_on, results, samples, times, None, servers)
-        return summary if output is None else self._save(summary, Path(output))
+        summary = Summary(history, evaluated_on, results, samples, times, None, server_counts(self.model, world))
+        if output is not None:
+            summary = survival.stage(SAVING, lambda: self._save(summary, survival, Path(output))) or summary
+        return dataclasses.replace(summary, losses=tuple(survival.losses))
 
-    def _compile(self, source: DataSource) -> None:
+    def _compile(self, source: DataSource, survival: Survival) -> None:
         enough_to_evaluate(source, self.world.size)
         check_fits(self.model, source)
         chosen = objective(self.model, source) if self._loss is None or self._metrics is None else None
         loss = chosen.loss if chosen is not None and self._loss is None else self._loss
         metrics = chosen.metrics if chosen is not None and self._metrics is None else self._metrics
         self.model.compile(optimizer=self._optimizer, loss=loss, metrics=metrics)
+        survival.check()
 
     def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
         """Collective: what writes checkpoints, and knows where this run begins."""
-        dealt = None
-        if source.epochs is not None:
-            dealt = Dealt(source.train_count, self._batch_size * self.world.size, source.epochs.seed)
         return Checkpoint(
             options.directory,
             options.every,
@@ -165,23 +169,31 @@ class Trainer:
             grace_seconds=options.grace_seconds,
             callbacks=self._callbacks,
             world=self.world,
-            dealt=dealt,
+            dealt=self._dealt(source),
         )
 
+    def _dealt(self, source: DataSource) -> Dealt | None:
+        if source.epochs is None:
+            return None
+        return Dealt(source.train_count, self._batch_size * self.world.size, source.epochs.seed)
+
     def _train(
-        self, source: DataSource, parallel: DataParallel, checkpoint: Checkpoint | None
+        self, survival: Survival, parallel: DataParallel, checkpoint: Checkpoint | None, begin: Position
     ) -> tuple[dict[str, list[float]], Times]:
-        world = self.world
+        world, source = self.world, survival.source
         exchange = exchange_of(world)
-        display = None
-        if self._progress and world.is_root:
-            unit = "images" if len(source.input_shape) == 3 else "samples"
-            display = ProgressDisplay(self._epochs, source.train_count, unit=unit, columns=self._columns())
+        display = self._display(source) if world.is_root else None
         report = Report(exchange, display, self._batch_size, _cardinality(source.train), source.train_count)
+        callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=survival.count)]
+        callbacks += [] if checkpoint is None else [checkpoint]
+        steps = -(-_cardinality(source.train) // self._batch_size)
+        every = PlacedCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
+        every.keeps_metrics = survival.is_asked_for
+        survival.every, survival.on_loss = every, self._after_loss(survival, parallel, checkpoint, report)
         exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
-            history = self._fit(source, parallel, [report, *self._callbacks], checkpoint)
+            history = survival.stage(TRAINING, lambda: self._fit(survival, every, parallel, checkpoint))
         finally:
             report.close()
             if checkpoint is not None:
@@ -191,27 +203,16 @@ class Trainer:
             exchange.statistics.exchange - exchanging,
             world.agreement.waiting_seconds - waiting,
         )
-        everyone = world.communicator.all_gather_obj(own)
-        means = [sum(column) / len(everyone) for column in zip(*everyone, strict=True)]
-        return {name: [float(v) for v in values] for name, values in history.items()}, Times(*means)
+        return history, survival.stage(TIMES, lambda: _mean_times(own, world))
 
     def _fit(
-        self, source: DataSource, parallel: DataParallel, callbacks: list[Any], checkpoint: Checkpoint | None
+        self, survival: Survival, every: PlacedCallbacks, parallel: DataParallel, checkpoint: Checkpoint | None
     ) -> dict[str, list[float]]:
         """Collective: train from where the run is to the last epoch; the numbers of all epochs."""
-        epochs, order, callbacks = self._epochs, source.epochs, [parallel, *callbacks]
-        train, position = self._batches(source.train), Position()
-        if order is not None:
-
-            def begin(epoch: int, logs: Any = None) -> None:
-                order.epoch = epoch
-
-            callbacks = [*callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=begin)]
-        if checkpoint is not None:
-            position = checkpoint.position
-            callbacks = [*callbacks, checkpoint]
-            epochs = position.epoch if checkpoint.finished else epochs
-        every = ContinuedCallbacks(callbacks, self.model, self._epochs, _cardinality(train))
+        source, position, epochs = survival.source, every.begun, self._epochs
+        is_over = checkpoint is not None and checkpoint.finished
+        if is_over or (survival.losses and self.model.stop_training and not position.samples):
+            epochs = position.epoch
         arguments = {
             "validation_data": self._batches(source.validation),
             "callbacks": every,
@@ -224,14 +225,41 @@ class Trainer:
             rest = self._batches(source.rest(position.epoch, position.samples))
             if source.train_count - position.samples < self.world.size:
                 parallel.begin_without_data(rest)
-            with every.rest_of_epoch(position.step):
+            with every.rest_of_epoch(position.step), warnings.catch_warnings():
+                # Nothing may be left of it but its end.
+                warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
                 self.model.fit(rest, initial_epoch=position.epoch, epochs=first, **arguments)
             if self.model.stop_training:
                 epochs = first
-        found: dict[str, list[float]] = self.model.fit(
-            train, initial_epoch=first, epochs=max(first, epochs), **arguments
-        ).history
-        return found
+        train = self._batches(source.train)
+        found = self.model.fit(train, initial_epoch=first, epochs=max(first, epochs), **arguments).history
+        return {name: [float(value) for value in values] for name, values in found.items()}
+
+    def _after_loss(
+        self, survival: Survival, parallel: DataParallel, checkpoint: Checkpoint | None, report: Report
+    ) -> Callable[[Position, bool], None]:
+        """Local: what all that takes part in the training is told when ranks were lost."""
+        leads = self.world.is_root
+
+        def go_on(position: Position, training: bool) -> None:
+            nonlocal leads
+            source, leads_now = survival.source, self.world.is_root and not leads
+            leads |= leads_now
+            parallel.go_on(training)
+            report.go_on(_cardinality(source.train), self._display(source) if leads_now else None)
+            if checkpoint is not None:
+                history = {} if survival.every is None else survival.every.noted[0]
+                checkpoint.go_on(position, self._dealt(source), history, leads_now)
+
+        return go_on
+
+    def _display(self, source: DataSource) -> ProgressDisplay | None:
+        if not self._progress:
+            return None
+        unit = "images" if len(source.input_shape) == 3 else "samples"
+        # Python's own stream: other ranks than 0 may have put theirs away.
+        file = sys.stdout if self.world.numbers[0] == 0 else sys.__stdout__
+        return ProgressDisplay(self._epochs, source.train_count, unit=unit, columns=self._columns(), file=file)
 
     def _columns(self) -> int | None:
         """Width of the user's terminal; 0 for none, None where no launcher stands between."""
@@ -250,12 +278,15 @@ class Trainer:
         last = {name: values[-1] for name, values in history.items() if name != "learning_rate"}
         return {name.removeprefix(prefix): last[name] for name in last if name.startswith(prefix)}, part
 
-    def _save(self, summary: Summary, directory: Path) -> Summary:
+    def _save(self, summary: Summary, survival: Survival, directory: Path) -> Summary:
         """Collective: rank 0 saves; all ranks know whether it could."""
         path = directory / MODEL_NAME
+        summary = dataclasses.replace(summary, losses=tuple(survival.losses))
         numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
 
         def save() -> None:
+            if survival.losses:  # rank 0 may be another one, on another host
+                prepare_directory(directory)
             save_model(self.model, directory)
             save_summary(numbers, directory)
 
@@ -278,6 +309,12 @@ def enough_to_evaluate(source: DataSource, ranks: int) -> None:
                 f"{source.description}: {count} {part} samples are too few for {ranks} ranks: give at least one for "
                 "each rank, or none (as with --validation-split 0)"
             )
+
+
+def _mean_times(own: tuple[float, float, float], world: World) -> Times:
+    """Collective: of the times of all ranks."""
+    everyone = world.communicator.all_gather_obj(own)
+    return Times(*(sum(column) / len(everyone) for column in zip(*everyone, strict=True)))
 
 
 def _cardinality(dataset: Any) -> int:

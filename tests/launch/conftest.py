@@ -153,7 +153,7 @@ class Mpirun:
         self,
         np: int,
         args: Sequence[str],
-        timeout: float = 240,
+        timeout: float = 400,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         options: Sequence[str] = (),

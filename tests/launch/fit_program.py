@@ -6,14 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-import numpy as np
-import tensorflow as tf
-
 import mpitrain
 
+world = mpitrain.init(non_finite="stop")  # before TensorFlow, which then loads faster
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
 SECONDS = 6.0
-world = mpitrain.init(non_finite="stop")
 last = world.rank == world.size - 1
 epoch = [0]
 samples = np.random.default_rng(0).random((64, 4), np.float32)

@@ -13,6 +13,8 @@ from tests.launch.conftest import Finished, Job
 LIMIT_SECONDS = 5.0  # in which a job is over after the loss of a rank
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
 SHARED_MEMORY = Path("/dev/shm")
+# TensorFlow removes these by itself at the end of a process, unless that is killed.
+TENSORFLOWS = "__autograph_generated_file"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def wait_until_empty(job: Job, temporary: Path, segments: set[Path], finished: F
     deadline = time.monotonic() + 10
     while True:
         left = [str(pid) for pid in job.processes()]
-        left += [str(path) for path in temporary.rglob("*") if not path.is_dir()]
+        left += [str(path) for path in temporary.rglob("*") if not (path.is_dir() or path.name.startswith(TENSORFLOWS))]
         left += [str(path) for path in segments if path.exists()]
         if not left:
             return

@@ -24,6 +24,10 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "every
 # Of each kind one: fit, train_on_batch, an own loop, files. One rank runs a script as it is, and MPIs do not differ in
 # what Keras does, so there these are enough.
 SOME = ["backups", "custom_loop", "functional", "gan"]
+# What is left where data do not divide evenly depends on how they are read.
+DIVIDED = [
+    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "functional", "gan", "generator", "kfold", "multi"),
+]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(REPOSITORY)}
 Results = dict[str, dict[str, list[float]]]
 
@@ -48,7 +52,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Results:
     names = NAMES if Mpirun().is_open_mpi else SOME
     command = [sys.executable, str(SCRIPTS / "everything.py"), str(directory), *names]
     finished = subprocess.run(
-        command, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=600, check=False
+        command, env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=1200, check=False
     )
     assert finished.returncode == 0, finished.stderr
     return results(finished.stdout)
@@ -56,12 +60,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.mpich), 3])
 def test_scripts_give_what_one_rank_gives(mpirun: Mpirun, tmp_path: Path, plain: Results, ranks: int) -> None:
-    names = NAMES if mpirun.is_open_mpi and ranks > 1 else SOME
+    names = {1: SOME, 2: NAMES, 3: DIVIDED}[ranks] if mpirun.is_open_mpi else SOME
     assert set(plain) >= set(names)
     arguments = ["-m", "mpitrain", "--batch-size-is", "global", "--output", str(tmp_path / "logs")]
     files = tmp_path / "files"
     files.mkdir()
-    finished = mpirun(ranks, [*arguments, str(SCRIPTS / "everything.py"), str(files), *names], timeout=600, env=QUIET)
+    finished = mpirun(ranks, [*arguments, str(SCRIPTS / "everything.py"), str(files), *names], timeout=1200, env=QUIET)
     assert finished.returncode == 0, finished.output
     found = results(finished.stdout)
     assert sorted(found) == names, finished.output
@@ -104,7 +108,7 @@ def test_a_script_finds_what_plain_python_gives_it(mpirun: Mpirun, tmp_path: Pat
         input="yes\n",
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert finished.returncode == 7, (finished.stdout, finished.stderr)

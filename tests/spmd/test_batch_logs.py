@@ -102,7 +102,13 @@ def composed() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [lambda: mlp(keras.optimizers.SGD(0.1)), composed], ids=["plain", "composed"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: mlp(keras.optimizers.SGD(0.1)), id="plain"),
+        pytest.param(composed, id="composed", marks=pytest.mark.few_ranks),
+    ],
+)
 @pytest.mark.parametrize("falls", [-1, 3], ids=["to the end", "stopped when the loss has fallen often enough"])
 def test_batches_of_ranks_with_different_numbers_of_them(make: Any, falls: int) -> None:
     everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
@@ -136,6 +142,7 @@ def test_what_one_rank_alone_decides_holds_for_all() -> None:
     assert limit.batches == 3
 
 
+@pytest.mark.few_ranks
 def test_metrics_asked_for_within_a_batch() -> None:
     class Asking(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -153,6 +160,7 @@ def test_metrics_asked_for_within_a_batch() -> None:
     np.testing.assert_allclose(asking.found, expected.found, rtol=1e-9)
 
 
+@pytest.mark.few_ranks
 def test_not_a_number_on_one_rank_ends_all() -> None:
     pairs = batches(WORLD.rank, [2] * 4)
     if WORLD.rank == WORLD.size - 1:
@@ -165,6 +173,7 @@ def test_not_a_number_on_one_rank_ends_all() -> None:
     assert ends == [0, 1]
 
 
+@pytest.mark.two_ranks
 def test_which_callbacks_look_at_batches(tmp_path: Any) -> None:
     kinds: dict[Any, str] = {
         keras.callbacks.EarlyStopping(): "",

@@ -57,7 +57,7 @@ def check(variables: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.up_to_three_ranks)])
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.few_ranks)])
 def test_tape_with_samples(in_graph: bool, nested: bool) -> None:
     everyone = [batches(rank, [4, 2 + rank, 1]) for rank in RANKS]
     variables = weights(0.5 * WORLD.rank)  # rank 0's count
@@ -100,7 +100,7 @@ def test_optimizer_and_sample_count(in_graph: bool) -> None:
     check(variables, reference(0.1, merged(everyone)))
 
 
-@pytest.mark.parametrize("accumulation", [None, pytest.param(2, marks=pytest.mark.up_to_three_ranks)])
+@pytest.mark.parametrize("accumulation", [None, pytest.param(2, marks=pytest.mark.few_ranks)])
 def test_two_optimizers_in_one_step(accumulation: int | None) -> None:
     """As in a GAN: two updates a step, of different variables."""
     pairs = [weights(), weights()]

@@ -21,7 +21,7 @@ from tests.spmd.truth import FEATURES, WORLD, batches, check_history, check_same
 
 RANKS = range(WORLD.size)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
-up_to_three = pytest.mark.up_to_three_ranks
+few_ranks = pytest.mark.few_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_optimizers(name: str) -> None:
     train_both(lambda: mlp(OPTIMIZERS[name]()), [[4, 4, 4]], 1e-9 if name == "weight decay" else 1e-12)
 
 
-@up_to_three
+@few_ranks
 @pytest.mark.parametrize(
     "options",
     [{"run_eagerly": True}, {"steps_per_execution": 2}, {"jit_compile": True}],
@@ -85,11 +85,11 @@ def test_ways_to_run_a_step(options: dict[str, Any]) -> None:
     ("sizes", "way"),
     [
         ([[4, 4, 2], [2, 5, 1]], {}),
-        pytest.param([[4, 4, 2], [2, 5, 1]], {"jit_compile": True}, marks=up_to_three),
+        pytest.param([[4, 4, 2], [2, 5, 1]], {"jit_compile": True}, marks=few_ranks),
         ([[3, 3, 3, 3], [3, 3]], {}),
-        pytest.param([[3], [2, 4, 1]], {"run_eagerly": True}, marks=up_to_three),
+        pytest.param([[3], [2, 4, 1]], {"run_eagerly": True}, marks=few_ranks),
         pytest.param([[3], [2, 4, 1]], {"jit_compile": True}, marks=pytest.mark.two_ranks),
-        pytest.param([[3, 3, 2], [2]], {"steps_per_execution": 2}, marks=up_to_three),
+        pytest.param([[3, 3, 2], [2]], {"steps_per_execution": 2}, marks=few_ranks),
     ],
     ids=str,
 )
@@ -276,8 +276,8 @@ def embedding(optimizer: Any, words: int = 6, jit_compile: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("words", "sizes", "way"),
     [
-        pytest.param(6, [[4, 4]], {}, marks=up_to_three),
-        pytest.param(5000, [[4, 4]], {"jit_compile": True}, marks=up_to_three),
+        pytest.param(6, [[4, 4]], {}, marks=few_ranks),
+        pytest.param(5000, [[4, 4]], {"jit_compile": True}, marks=few_ranks),
         (5000, [[4, 2], [3]], {}),
         (6, [[4, 2], [3]], {}),
     ],
@@ -291,7 +291,7 @@ def test_embeddings(words: int, sizes: list[list[int]], way: dict[str, Any]) -> 
     check_same(model, reference)
 
 
-@up_to_three
+@few_ranks
 def test_validation_and_evaluate() -> None:
     everyone = [batches(rank, [4, 4]) for rank in RANKS]
     held_out = [batches(rank, [5 + rank] * (1 + rank), seed=99) for rank in RANKS]
@@ -308,7 +308,6 @@ def test_validation_and_evaluate() -> None:
     assert alone == pytest.approx(truth)
 
 
-@up_to_three
 def test_ranks_without_validation_data_have_the_same_numbers() -> None:
     everyone = [batches(rank, [4, 4]) for rank in RANKS]
     held_out = batches(0, [5, 3], seed=99)
@@ -318,7 +317,7 @@ def test_ranks_without_validation_data_have_the_same_numbers() -> None:
     check_history(history, fit(reference, merged(everyone), False, validation_data=dataset(held_out)), 1e-9)
 
 
-@up_to_three
+@few_ranks
 def test_batch_normalization_moments_are_averaged() -> None:
     def maker() -> Any:
         keras.utils.set_random_seed(2)
@@ -343,7 +342,7 @@ def test_batch_normalization_moments_are_averaged() -> None:
             np.testing.assert_allclose(variable, np.mean([o.numpy() for o in others], axis=0), rtol=1e-12)
 
 
-@up_to_three
+@few_ranks
 def test_early_stopping_decides_alike() -> None:
     everyone = [batches(rank, [4]) for rank in RANKS]
     # Validation data differ so much that ranks on their own would stop at different epochs.

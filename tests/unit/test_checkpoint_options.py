@@ -61,6 +61,18 @@ def resumed(position: Position, ranks: int, order: dict[str, int] | None) -> Res
 
 
 ORDER = {"samples": 1000, "seed": 3}
+# What every run remembers.
+INFO: dict[str, Any] = {
+    "position": Position().as_info(),
+    "ranks": 2,
+    "order": None,
+    "stopped": False,
+    "history": {},
+    "counters": [],
+    "names": {},
+    "learning rate": None,
+    "all_reduce": None,
+}
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 8), st.integers(1, 16), st.integers(1, 16))
@@ -92,7 +104,7 @@ def test_all_ranks_get_what_rank_0_chose(tmp_path: Path, size: int) -> None:
     store = Store(tmp_path)
     for number in range(3):
         arrays = {"x": np.full((2, 3), number, np.float32), "n": np.asarray(number), "none": np.empty(0)}
-        store.write(Snapshot(arrays, {"number": number}))
+        store.write(Snapshot(arrays, {**INFO, "number": number}))
     (store.paths()[2] / ARRAYS).unlink()
 
     def body(communicator: simulated.SimulatedCommunicator) -> tuple[Any, ...]:
@@ -134,7 +146,7 @@ def test_a_job_that_is_started_again_goes_on_whatever_it_was_told(
     teller.resumes = True
     assert look() == [None, None]
     assert capsys.readouterr().err.count("THE CHECKPOINTS of the attempts before are not in") == 1
-    written = str(store.write(Snapshot({"x": np.zeros(3)}, {"number": 3})))
+    written = str(store.write(Snapshot({"x": np.zeros(3)}, INFO)))
     assert look() == [written, written]
     teller.resumes = False
     assert look() == [None, None]

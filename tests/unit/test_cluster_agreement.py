@@ -74,6 +74,13 @@ def test_ports_that_were_asked_for() -> None:
     assert f"port {before + 1} on " in str(one)
 
 
+def test_a_port_that_cannot_be() -> None:
+    found = on_ranks(["a"] * 2, lambda world: cluster_spec("worker", port=65535, world=world))
+    assert (
+        found == ["on rank 1 (a) only: port 65536: expected a number from 0 to 65535 (--port, and the local rank)"] * 2
+    )
+
+
 def test_bad_jobs_are_told_by_all() -> None:
     found = on_ranks(["a"] * 2, lambda world: cluster_spec("ps=2,worker", world=world))
     assert set(found) == {found[0]}

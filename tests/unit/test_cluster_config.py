@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitrain.cluster import session_config
+from mpitrain.errors import UsageError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 
@@ -29,3 +30,8 @@ def test_session_config(devices: DevicePlan, cpu_devices: int | None, expected: 
     count, _, options = expected.rpartition("gpu_options")
     threads = "intra_op_parallelism_threads: 3 inter_op_parallelism_threads: 4"
     assert " ".join(str(config).split()) == f"{count}{threads} gpu_options{options}"
+
+
+def test_no_cpu_at_all() -> None:
+    with pytest.raises(UsageError, match="0 CPU devices asked for"):
+        session_config(ThreadPlan(1, 2), DevicePlan(), 0)

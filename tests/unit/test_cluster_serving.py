@@ -16,7 +16,7 @@ import pytest
 from mpitrain.cli.serve import divide
 from mpitrain.cluster.jobs import Cluster, Task
 from mpitrain.cluster.record import DEAD_SECONDS, VARIABLE, Record, find
-from mpitrain.cluster.serving import GOING, Client, wait
+from mpitrain.cluster.serving import GOING, Client, check_client, wait
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.simulated import run
 from mpitrain.errors import UsageError
@@ -160,6 +160,17 @@ def test_a_client_is_a_program_of_its_own(record: Record, tmp_path: Path) -> Non
         assert until_it_ends(module) == 0
     finally:
         os.chdir(before)
+
+
+@pytest.mark.parametrize(("command", "complaint"), [(["-m"], "name the module"), (["none.py"], "no client none.py")])
+def test_a_client_that_is_none(command: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        check_client(command)
+
+
+def test_clients_that_may_be() -> None:
+    for command in ([], ["-m", "client"], [__file__, "--x"]):
+        check_client(command)
 
 
 def test_a_client_ends_when_it_is_told_or_left(record: Record, tmp_path: Path) -> None:

@@ -59,6 +59,20 @@ def test_every_sample_once_an_epoch_on_any_number_of_ranks(tmp_path: Path, size:
     assert {(source.train_count, source.validation_count) for source in sources} == {(15, 5)}
 
 
+def test_what_is_left_of_an_epoch_is_dealt_out_to_other_ranks(tmp_path: Path) -> None:
+    file = saved(tmp_path, x=X, y=Y)
+    first = [read(file, rank, 4, validation_split=0.25, seed=2) for rank in range(4)]
+    done = [x[0] for source in first for x, _ in elements(source.train.take(1))]  # of epoch 0, by four ranks
+    assert all(source.deal is not None for source in first)
+    again = [source.deal(rank, 3) for rank, source in enumerate(first[:3]) if source.deal is not None]
+    rest = [x[0] for source in again if source.rest is not None for x, _ in elements(source.rest(0, 4))]
+    whole = [x[0] for x, _ in elements(read(file, 0, 1, validation_split=0.25, seed=2).train)]
+    assert sorted(done + rest) == sorted(whole)
+    assert len(again[0].train) == 5
+    held = [x[0] for source in again for x, _ in elements(source.validation)]
+    assert set(held) == set(X[:, 0]) - set(whole)
+
+
 def test_samples_keep_their_labels(tmp_path: Path) -> None:
     source = read(saved(tmp_path, x=X, y=Y))
     assert all(y == Y[int(x[0]) // 3] for x, y in elements(source.train))

@@ -49,6 +49,8 @@ LOST_C = {"ssh_codes": {"c": 255}, "lost": {"c"}}
         ((None, 1, 0), "--min-np is 0"),
         ((None, 1, 5), "no more than the 4 ranks"),
         ((None, None, 2), "add --restarts N"),
+        (("shrink", None, 2), Policy(0, 2)),
+        (("shrink", 2, None), Policy(2, 1)),
         (("abort", 2, None), "exclude each other"),
         (("restart", 0, None), "exclude each other"),
     ],
@@ -161,7 +163,7 @@ def test_what_is_not_started_again(given: Outcome, code: int, words: str) -> Non
 def test_what_is_started_again(given: Outcome, code: int) -> None:
     again, said = Restarts(Policy(1)).after(given, code, REQUEST)
     assert again is not None
-    assert "restart 1 of 1 in 1 s, with 4 ranks, from its beginning" in said
+    assert "restart 1 of 1 in 1 s, with 4 ranks, no checkpoint of mpitrain has been written so far" in said
 
 
 def test_the_same_step_and_reason_twice_is_the_end() -> None:

@@ -6,6 +6,7 @@ header that precedes each exchange of gradients (`Agreement.request`), so all kn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -104,6 +105,23 @@ class Checkpoint(keras.callbacks.Callback):
         self._saved: Position | None = None
         self._arrays: dict[str, Array] = {}
         self._is_resumed_epoch = self._resumed is not None
+
+    def go_on(self, position: Position, dealt: Dealt | None, history: dict[str, list[float]], new_root: bool) -> None:
+        """Local: after the loss of ranks, the run goes on from there.
+
+        Args:
+            position: of all ranks that are left.
+            dealt: how samples are dealt out to them.
+            history: of the run.
+            new_root: this rank writes from now on.
+        """
+        self._now, self._dealt, self._saved, self._resumed = position, dealt, None, None
+        self._is_resumed_epoch = True
+        self._history = {name: list(values) for name, values in history.items()}
+        if new_root:
+            with contextlib.suppress(UsageError):  # it is told when the next one cannot be written
+                self._store.prepare()
+        self._plan()
 
     # What Keras calls.
 

