@@ -18,6 +18,7 @@ _HOME = {
     "init": "mpitrain.comm.world",
     "DistributedOptimizer": "mpitrain.training.optimizer",
     "DistributedGradientTape": "mpitrain.training.tape",
+    "ParameterServer": "mpitrain.training.servers",
     "sample_count": "mpitrain.training.exchange",
     "broadcast_variables": "mpitrain.training.functional",
     "verify_replicas": "mpitrain.training.functional",
@@ -42,6 +43,7 @@ _HOME = {
 __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "ParameterServer",
     "Trainer",
     "World",
     "__version__",
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
     from mpitrain.training.exchange import sample_count
     from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
     from mpitrain.training.optimizer import DistributedOptimizer
+    from mpitrain.training.servers import ParameterServer
     from mpitrain.training.tape import DistributedGradientTape
     from mpitrain.training.trainer import Trainer
 

@@ -94,6 +94,37 @@ class TrainConfig:
     lr_decay: str = _option(
         "none", str, "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine")
     )
+    strategy: str = _option(
+        "all-reduce",
+        str,
+        "all ranks average gradients, or parameter servers take them",
+        choices=("all-reduce", "ps"),
+    )
+    ps: str = _option(
+        "1",
+        str,
+        "so many of the first ranks are parameter servers; colocated: rank 0, which works too",
+        pattern=(r"colocated|[1-9]\d*", "as a number of servers, or colocated"),
+        metavar="N",
+    )
+    mode: str = _option(
+        "sync", str, "servers wait for all workers, or apply each gradient when it comes", choices=("sync", "async")
+    )
+    ps_sharding: str = _option(
+        "bytes", str, "variables go to servers balanced by bytes, or in turn", choices=("bytes", "round-robin")
+    )
+    ps_max_shard_bytes: int = _option(
+        16 << 20, int, "larger variables are split between servers, along their first axis", least=1, metavar="N"
+    )
+    backup_workers: int = _option(
+        0, int, "sync: so many gradients of each step are not waited for", least=0, metavar="N"
+    )
+    max_staleness: int | None = _option(
+        None, int, "async: by how many steps a worker may be ahead of the slowest", least=0, metavar="N"
+    )
+    stale: str = _option("keep", str, "async: gradients of older parameters", choices=("keep", "drop", "scale"))
+    warmup_steps: int = _option(0, int, "async: steps that the first worker trains alone", least=0, metavar="N")
+    ps_compression: str = _option("none", str, "how gradients and parameters travel", choices=("none", "float16"))
     precision: str = _option(
         "float32", str, "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16")
     )

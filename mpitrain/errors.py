@@ -20,7 +20,13 @@ class UsageError(MpitrainError):
 
 
 class AgreedError(UsageError):
-    """A usage error that every rank has been told of: rank 0 prints it, and all leave with its exit code."""
+    """A usage error that every rank has been told of: one prints it, and all leave with its exit code.
+
+    Attributes:
+        speaks: this rank prints it; None: rank 0 of the job does.
+    """
+
+    speaks: bool | None = None
 
 
 class DataError(UsageError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.bench import eager, exchange, memory, ordering, peers, recovery, start, step
+from mpitrain.bench import eager, exchange, memory, ordering, peers, recovery, servers, start, step
 from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.workload import MODELS
@@ -47,6 +47,14 @@ def add_parser(subparsers: Subparsers) -> None:
     own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
     own = names.add_parser("eager", parents=[common, here], help="small tensors outside of graphs (under mpirun)")
     own.add_argument("--bytes", type=_list(_positive(int)), default=list(eager.BYTES), metavar="A,B")
+    own = names.add_parser("ps", parents=[common, here], help="parameter servers against all-reduce (under mpirun)")
+    own.add_argument("--mebibytes", type=_list(_positive(float)), default=[1.0, 16.0, 100.0], metavar="A,B")
+    own.add_argument("--servers", type=_list(_positive(int)), default=[1], metavar="A,B", help="(default 1)")
+    own = names.add_parser(
+        "straggler", parents=[common, here], help="parameter servers with a slow worker (under mpirun)"
+    )
+    own.add_argument("--compute-seconds", type=_positive(float), default=0.05, metavar="S", help="of a fast worker")
+    own.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S", help="of each turn")
     own = names.add_parser(
         "ordering", parents=[common, here], help="fetching tensors at once or in turn (under mpirun)"
     )
@@ -108,6 +116,11 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
         return exchange.measure(world, *sizes, repeat=arguments.repeat, rate=arguments.rate)
     if arguments.benchmark == "eager":
         return eager.measure(world, arguments.bytes, arguments.repeat)
+    if arguments.benchmark == "ps":
+        return servers.measure(world, arguments.mebibytes, arguments.servers, arguments.repeat)
+    if arguments.benchmark == "straggler":
+        how = servers.Straggler(arguments.compute_seconds, arguments.seconds)
+        return servers.measure_straggler(world, how, arguments.repeat)
     if arguments.benchmark == "ordering":
         load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
         who = (arguments.bind, arguments.insecure_network)

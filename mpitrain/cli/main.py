@@ -77,7 +77,8 @@ def _main(argv: Sequence[str] | None) -> int:
         code: int = command.run(arguments)
         return code
     except AgreedError as error:
-        return _refuse(error, speak=launcher is None or launcher.rank in (None, 0))
+        first = launcher is None or launcher.rank in (None, 0)
+        return _refuse(error, speak=first if error.speaks is None else error.speaks)
     except LauncherError as error:
         # There is no job to agree in. Each host speaks: what is wrong may be wrong on one of them only.
         first = launcher is None or launcher.local_rank in (None, 0)

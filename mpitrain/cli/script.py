@@ -10,12 +10,23 @@ from typing import Any
 
 from mpitrain.cli import machine
 from mpitrain.comm.together import same
+from mpitrain.comm.world import World
 from mpitrain.config import TrainConfig, rules
+from mpitrain.errors import AgreedError
 from mpitrain.faults.options import NON_FINITE
 from mpitrain.observe.ranks import places, table
+from mpitrain.strategies.choice import device_of, options_of
+from mpitrain.strategies.parameter_server import connect
 
 # Options of this command that take a value; the others are switches.
-VALUED = ("--batch-size-is", "--output", "--non-finite", *machine.VALUED)
+STRATEGY = (
+    *("strategy", "ps", "mode", "ps_sharding", "ps_max_shard_bytes", "backup_workers", "max_staleness", "stale"),
+    *("warmup_steps", "ps_compression"),
+)
+VALUED = (
+    *("--batch-size-is", "--output", "--non-finite", *machine.VALUED),
+    *("--" + name.replace("_", "-") for name in STRATEGY),
+)
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -46,6 +57,16 @@ def add_parser(subparsers: Any) -> None:
     )
     machine.add_options(parser)
     parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{rules()['non_finite'].help} (default warn)")
+    for name in STRATEGY:
+        rule, default = rules()[name], getattr(TrainConfig(), name)
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            type=rule.kind,
+            choices=rule.choices or None,
+            default=default,
+            metavar=None if rule.choices else rule.metavar or "N",
+            help=rule.help,
+        )
     parser.add_argument("--show-plan", action="store_true", help="print where each rank is, and what it has")
 
 
@@ -60,12 +81,29 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Scripts for Horovod take the GPU of their local rank themselves.
     device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
+    device = device_of(arguments, device)
     world = machine.start(arguments, device=device, non_finite=arguments.non_finite)
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
     if arguments.show_plan:
         found = places(world)
         if world.is_root:
             sys.stderr.write(f"{table(found)}\n")
+    options = options_of(arguments)
+    if options is not None and arguments.as_horovod:
+        raise AgreedError("--as-horovod averages gradients by all-reduce: leave out --strategy ps")
+    workers = world if options is None else connect(world, options)
+    if workers is None:
+        return 0  # a parameter server, whose workers are done
+    try:
+        _run(workers, arguments)
+    except AgreedError as error:
+        error.speaks = workers.is_root
+        raise
+    return 0
+
+
+def _run(world: World, arguments: argparse.Namespace) -> None:
+    """Collective: what those ranks do that compute."""
     from mpitrain.training import script
 
     is_module = arguments.rest[0] == "-m"
@@ -77,7 +115,6 @@ def run(arguments: argparse.Namespace) -> int:
         if alias.install() and world.is_root:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
-        return 0
+        return
     division = script.Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
     script.run(world, wanted, Path(arguments.output).resolve(), division)
-    return 0

@@ -11,14 +11,16 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain import __version__
 from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World, init
 from mpitrain.config import DEFAULT_JOB, Rule, TrainConfig, merge, read_file, rules
-from mpitrain.errors import UsageError
-from mpitrain.observe.ranks import places, table
+from mpitrain.errors import AgreedError, UsageError
+from mpitrain.observe.ranks import Place, places, table
+from mpitrain.strategies.choice import device_of, options_of
+from mpitrain.strategies.parameter_server import connect, is_served
 from mpitrain.training.output import prepare_directory
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     config, error = _configure(arguments)
     world = init(
-        device=config.device,
+        device=device_of(config, config.device),
         gpu_memory=config.gpu_memory,
         share_gpus=config.share_gpus,
         visible_devices=config.visible_devices,
@@ -74,21 +76,36 @@ def run(arguments: argparse.Namespace) -> int:
     _agree(world, config, error)
     shown = sys.stdout
     with contextlib.ExitStack() as stack:
-        if not world.is_root:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
-        _quiet(world, config.verbose, stack)
-        from mpitrain.training.job import prepare
-
+        _quiet(config.verbose, stack)
         found = places(world) if config.show_plan else []
-        if world.is_root and found:
-            print(table(found), flush=True)
-        job = prepare(config, world)
-        if world.is_root:
-            print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)
-        summary = job.trainer.fit(job.source, config.output)
-        if world.is_root:  # perhaps another rank than before
-            print(*_results(summary, time.perf_counter() - began), sep="\n", file=shown, flush=True)
+        options = options_of(config)
+        workers = world if options is None else connect(world, options)
+        if workers is None:
+            return 0  # a parameter server, whose workers are done
+        if not workers.is_root:
+            warnings.simplefilter("ignore")
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
+        try:
+            _train(workers, config, found, began, shown)
+        except AgreedError as error:
+            error.speaks = workers.is_root
+            raise
     return 0
+
+
+def _train(world: World, config: TrainConfig, found: list[Place], began: float, shown: TextIO) -> None:
+    """Collective: what those ranks do that compute."""
+    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
+    from mpitrain.training.job import prepare
+
+    if world.is_root and found:
+        print(table(found), flush=True)
+    job = prepare(config, world)
+    if world.is_root:
+        print(_heading(world), *_plan(world, config, job), sep="\n", flush=True)
+    summary = job.trainer.fit(job.source, config.output)
+    if world.is_root:  # perhaps another rank than before
+        print(*_results(summary, time.perf_counter() - began), sep="\n", file=shown, flush=True)
 
 
 def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError | None]:
@@ -102,7 +119,7 @@ def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError |
 
 
 def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
-    """Collective: leave if the options are wrong on some rank, or differ, or nothing could be saved."""
+    """Collective: leave if the options are wrong on some rank, or differ."""
 
     def check() -> None:
         if error is not None:
@@ -115,19 +132,16 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
         world.hosts,
         {f"option --{name.replace('_', '-')}": value for name, value in options.items()},
     )
-    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
 
 
-def _quiet(world: World, verbose: bool, stack: contextlib.ExitStack) -> None:
-    """Local: no messages of TensorFlow unless wanted; no warnings but from rank 0."""
+def _quiet(verbose: bool, stack: contextlib.ExitStack) -> None:
+    """Local: no messages of TensorFlow unless wanted; warnings as they were at the end of `stack`."""
+    stack.enter_context(warnings.catch_warnings())
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if verbose:
         return
     for name in ("absl", "tensorflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    stack.enter_context(warnings.catch_warnings())
-    if not world.is_root:
-        warnings.simplefilter("ignore")
 
 
 def _threads(config: TrainConfig) -> tuple[int | None, int | None] | None:
@@ -149,12 +163,18 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
     rate = float(job.optimizer.learning_rate.numpy())
     classes = "regression" if source.num_classes is None else f"{source.num_classes} classes"
     changes = f"scaling with ranks: {config.lr_scaling}, decay: {config.lr_decay}"
+    servers = []
+    if is_served(world):
+        from mpitrain.training.served_setup import described
+
+        servers = described(job.model, job.optimizer, world, config.show_plan)
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
     return [
         f"data       {source.description}: {counts} test samples, {classes}",
         f"model      {config.model}: {model.count_params():,} parameters, {config.precision}",
         f"batch      {config.batch_size} a rank, {config.batch_size * world.size} in all",
         f"optimizer  {config.optimizer}, learning rate {rate:g} ({changes})",
+        *servers,
     ]
 
 
@@ -168,6 +188,7 @@ def _results(summary: Summary, seconds: float) -> list[str]:
         f"result     {results} on the {summary.evaluated_on} samples",
         f"time       {seconds:.1f} s, of which training {times.total:.1f} s: {parts} (means over ranks)",
         f"speed      {summary.samples_per_second:,.0f} samples/s of all ranks",
+        *([f"servers    {summary.servers.text()}"] if summary.servers is not None else []),
         *(f"lost       {loss}" for loss in summary.losses),
         f"saved      {summary.model_path}",
     ]

@@ -25,10 +25,12 @@ class _Done:
 
 
 class _Receive:
-    def __init__(self, mailbox: queue.Queue[Buffer], buffer: Buffer, ticket: _Ticket) -> None:
-        self._mailbox, self._buffer, self._ticket, self._done = mailbox, buffer, ticket, False
+    def __init__(self, shared: _Shared, mailbox: queue.Queue[Buffer], buffer: Buffer, ticket: _Ticket) -> None:
+        self._shared, self._mailbox, self._buffer, self._ticket, self._done = shared, mailbox, buffer, ticket, False
 
     def test(self) -> bool:
+        if self._shared.barrier.broken:
+            raise threading.BrokenBarrierError
         if not self._done and self._ticket.is_next() and not self._mailbox.empty():
             self._take()
         return self._done
@@ -99,7 +101,7 @@ class SimulatedCommunicator:
     def irecv(self, buffer: Buffer, source: int) -> _Receive:
         """Local: completes when the matching message has been taken."""
         key = (source, self.rank)
-        return _Receive(self._shared.mail[key], buffer, _Ticket(self._shared.lines[key]))
+        return _Receive(self._shared, self._shared.mail[key], buffer, _Ticket(self._shared.lines[key]))
 
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
         """Collective: reduce in rank order, so that all ranks get the same bits."""

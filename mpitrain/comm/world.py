@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ class World:
         numbers: of the ranks, in the job as it was started; others than 0, 1, 2, ... once some were lost.
         on_shrink: called when ranks were lost, after all else is renewed.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
+        parameter_server: what hosts the parameters of these ranks, if anything does.
         parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
     """
 
@@ -62,6 +64,7 @@ class World:
     faults: FaultOptions = field(default_factory=FaultOptions)
     watchdog: Watchdog | None = None
     exits: Exits | None = None
+    parameter_server: object = None
     numbers: tuple[int, ...] = field(init=False)
     on_shrink: list[Callable[[], object]] = field(default_factory=list, init=False)
     leave: Callable[[], object] = field(init=False)
@@ -105,6 +108,11 @@ class World:
     def is_root(self) -> bool:
         """True on rank 0."""
         return self.topology.is_root
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether gradients of this rank go anywhere."""
+        return self.size > 1 or self.parameter_server is not None
 
     @property
     def activity(self) -> Activity:
@@ -272,6 +280,11 @@ def current_world() -> World:
     return _current[0] if _current else init()
 
 
+def use(world: World) -> None:
+    """Local: from now on `world`, a part of the job, is the current World of this process."""
+    _current[:] = [world]
+
+
 def _connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
     found = launcher.detect(environ)
     if found is None and "mpi4py.MPI" not in sys.modules:
@@ -303,7 +316,9 @@ def _devices(
         return found if names is None else device_rules.narrowed(found, names)
 
     visible = together(communicator, topology.hosts, seen)
-    neighbours = _on_this_host(communicator, topology, visible)
+    # A rank that wants none leaves them all to the others.
+    taken = dataclasses.replace(visible, devices=()) if device == "cpu" else visible
+    neighbours = _on_this_host(communicator, topology, taken)
     plan = device_rules.assign(visible, topology, device, share, memory, neighbours)
     gpus.select(plan)
     if plan.device is not None or (plan.hide and visible.devices):

@@ -95,7 +95,7 @@ class DataParallel(keras.callbacks.Callback):
     def set_model(self, model: Any) -> None:
         """Local: hook the optimizer and the model's steps, before Keras traces them."""
         super().set_model(model)
-        if self._world.size > 1:
+        if self._world.exchanges:
             if getattr(model, "optimizer", None) is not None:
                 DistributedOptimizer(model.optimizer, world=self._world)
             self._hook = _ModelHook.of(model, self._exchange)
@@ -105,9 +105,13 @@ class DataParallel(keras.callbacks.Callback):
         self._world.activity.phase = "start"  # until the first update: tracing takes long
         if self._hook is not None:
             # With several steps a call, a rank's first call may hold fewer updates than another's.
-            self._unverified = self._verify_every > 0 and self.model.steps_per_execution == 1
+            in_step = self._exchange.in_step and self.model.steps_per_execution == 1
+            self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
             _start_alike(self.model, self._world)
+            begin_anew = getattr(hook_of(self.model.optimizer), "begin_anew", None)
+            if begin_anew is not None:  # parameter servers
+                begin_anew()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Collective where ranks may have no data at all: trace the update."""
@@ -125,6 +129,9 @@ class DataParallel(keras.callbacks.Callback):
         self._world.activity.phase = "start"  # of whatever comes now
         if self._hook is not None:
             self._hook.active -= 1
+            fetch_state = getattr(hook_of(self.model.optimizer), "fetch_state", None)
+            if fetch_state is not None and self._world.is_root:  # parameter servers have it
+                fetch_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective, once after the first step: replicas are identical. Local: the loss is finite.
@@ -378,4 +385,5 @@ def _statistics(model: Any) -> list[Any]:
 
 def _replicated(model: Any) -> list[Any]:
     """What the optimizer keeps identical: weights that are trained, and its own state."""
-    return [*model.trainable_variables, *replicated_state(model.optimizer)]
+    served = hasattr(hook_of(model.optimizer), "fetch_state")  # by parameter servers, which have its state
+    return [*model.trainable_variables, *([] if served else replicated_state(model.optimizer))]

@@ -97,6 +97,11 @@ class Exchange:
         return 1.0 if agreed is None else float(agreed.samples[self.world.rank])
 
     @property
+    def in_step(self) -> bool:
+        """All ranks make each update together."""
+        return True
+
+    @property
     def statistics(self) -> Statistics:
         """Where the time went, on this rank."""
         return self.reducer.statistics
@@ -238,7 +243,12 @@ class Exchange:
 @functools.cache
 def exchange_of(world: World) -> Exchange:
     """Local: the one exchange of a job."""
-    exchange = Exchange(world)
+    if world.parameter_server is None:
+        exchange = Exchange(world)
+    else:
+        from mpitrain.training.served import ServedExchange
+
+        exchange = ServedExchange(world)
     world.leave = functools.partial(exchange.join, finished=True)
     return exchange
 

@@ -55,6 +55,8 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
             "give an object, as in DistributedOptimizer(keras.optimizers.Adam())."
         )
     world = exchange.world if exchange else world or current_world()
+    if exchange is None and world.parameter_server is not None:
+        return _served(optimizer, world)
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:
         inner.remove()
@@ -63,10 +65,22 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
     return optimizer
 
 
-def hook_of(optimizer: Any) -> _Hook | None:
+def _served(optimizer: Any, world: World) -> Any:
+    """Local: make parameter servers do the updates of an optimizer."""
+    from mpitrain.training.served import ServedExchange, ServedHook
+
+    inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
+    if inner is not None:
+        inner.remove()
+    exchange = exchange_of(world)
+    if hook_of(optimizer) is None and isinstance(exchange, ServedExchange):
+        ServedHook(optimizer, exchange).install()
+    return optimizer
+
+
+def hook_of(optimizer: Any) -> Any:
     """Local: what DistributedOptimizer added to `optimizer`, if anything."""
-    found: _Hook | None = optimizer.__dict__.get(ATTRIBUTE)
-    return found
+    return optimizer.__dict__.get(ATTRIBUTE)
 
 
 def replicated_state(optimizer: Any) -> list[Any]:

@@ -103,11 +103,11 @@ def run(world: World, script: Script, output: Path, division: Division) -> None:
         AgreedError: on all ranks: there is no such script, or no log can be written.
     """
     code = together(world.communicator, world.hosts, lambda: _prepare(world, script, output))
-    if world.size == 1 and not division.dry_run:
+    if not world.exchanges and not division.dry_run:
         _execute(script, code)
         return
     changes = Changes()
-    if world.size == 1:
+    if not world.exchanges:
         changes.note("other", "one rank: the script runs as it is")
         print(changes)
         return
@@ -141,7 +141,7 @@ def _run_divided(
         raise
     finally:  # scripts like to end with sys.exit
         if world.is_root:
-            (output / "rank-0.log").write_text(f"{changes}\n")
+            (output / f"rank-{world.agreement.number(0)}.log").write_text(f"{changes}\n")
             if division.dry_run:
                 print(changes, flush=True)
     if world.is_root and not unmodified.trained:
@@ -161,10 +161,10 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
     Raises:
         UsageError: one of them cannot be had.
     """
-    if world.size > 1:
+    if world.exchanges:
         try:
             output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
-            log = (output / f"rank-{world.rank}.log").open("w", buffering=1)
+            log = (output / f"rank-{world.agreement.number(world.rank)}.log").open("w", buffering=1)
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
         if not world.is_root:

@@ -30,6 +30,7 @@ from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
 from mpitrain.training.output import MODEL_NAME, prepare_directory, save_model, save_summary
 from mpitrain.training.reporting import Report
+from mpitrain.training.servers import ServerCounts, server_counts
 from mpitrain.training.survival import EVALUATION, SAVING, TIMES, TRAINING, Loss, PlacedCallbacks, Survival
 
 
@@ -64,6 +65,7 @@ class Summary:
         samples: training samples of all ranks, in all epochs.
         times: where the time went.
         model_path: the saved model, if one was.
+        servers: what parameter servers counted, where there are any.
         losses: of ranks, after which the others went on.
     """
 
@@ -73,6 +75,7 @@ class Summary:
     samples: int
     times: Times
     model_path: Path | None
+    servers: ServerCounts | None = None
     losses: tuple[Loss, ...] = ()
 
     @property
@@ -141,7 +144,7 @@ class Trainer:
         results, evaluated_on = survival.stage(EVALUATION, lambda: self._evaluate(survival.source, parallel, history))
         epochs = len(next(iter(history.values()), [])) - begin.epoch
         samples = source.train_count * epochs - begin.samples
-        summary = Summary(history, evaluated_on, results, samples, times, None)
+        summary = Summary(history, evaluated_on, results, samples, times, None, server_counts(self.model, world))
         if output is not None:
             summary = survival.stage(SAVING, lambda: self._save(summary, survival, Path(output))) or summary
         return dataclasses.replace(summary, losses=tuple(survival.losses))

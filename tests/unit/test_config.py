@@ -28,7 +28,7 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path) -> None:
     values: dict[str, str] = {}
     for name, rule in rules().items():
         if rule.kind is str:
-            text = rule.choices[-1] if rule.choices else {"checkpoint_every": "5steps"}.get(name, "64x32")
+            text = rule.choices[-1] if rule.choices else {"checkpoint_every": "5steps", "ps": "2"}.get(name, "64x32")
             values[name] = f'"{text}"'
         else:
             values[name] = {int: "4", float: "0.5", bool: "true"}[rule.kind]

@@ -500,3 +500,11 @@ def test_visible_devices_that_are_not(
 ) -> None:
     with pytest.raises(DeviceError, match=complaint):
         narrowed(visible(environ, detected), names)
+
+
+def test_a_rank_that_wants_no_gpu_leaves_them_to_the_others() -> None:
+    seen = visible({}, found(2))
+    views, kinds = [Visible(CUDA, ()), seen, seen], ("cpu", "auto", "auto")
+    plans = [assign(seen, place, device, neighbours=views) for place, device in zip(host(3), kinds, strict=True)]
+    assert [plan.device for plan in plans] == [None, "0", "1"]
+    assert [dict(plan.environment) for plan in plans] == [{CUDA: "-1"}, {CUDA: "0"}, {CUDA: "1"}]

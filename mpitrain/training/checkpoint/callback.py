@@ -220,7 +220,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Local: what all ranks wished in the header of this step, if all of them have come to its end."""
         if self._is_nearly_over():
             return []
-        if self._world.size == 1:
+        if not self._world.exchanges:
             return [self._world.agreement.request]
         agreed = exchange_of(self._world).reducer.agreed
         if agreed is None or agreed is self._seen or not self._in_step or not agreed.active.all():
@@ -314,7 +314,7 @@ class Checkpoint(keras.callbacks.Callback):
             model, resumed = self.model, self._resumed
             if getattr(model, "optimizer", None) is None:
                 raise UsageError("checkpoints need a model that was compiled with an optimizer")
-            if self._world.size > 1 and hook_of(model.optimizer) is None:
+            if self._world.exchanges and hook_of(model.optimizer) is None:
                 raise UsageError("the callback Checkpoint must stand behind DataParallel in the list of callbacks")
             if resumed is not None:
                 if not model.built:

@@ -1,0 +1,112 @@
+"""Servers and workers of a job: who is what, and the life of both."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from mpitrain.comm.communicator import Communicator
+from mpitrain.comm.groups import group
+from mpitrain.comm.together import same, together
+from mpitrain.comm.world import World, use
+from mpitrain.errors import UsageError
+from mpitrain.faults.options import SHRINK
+from mpitrain.runtime.signals import StopSignals
+from mpitrain.strategies.client import Client
+from mpitrain.strategies.messages import NEVER_LATE
+from mpitrain.strategies.options import ServerOptions
+from mpitrain.strategies.roles import Roles, roles
+from mpitrain.strategies.server import Server
+
+GRACE_SECONDS = 30.0
+TERMINATED = 128
+
+
+def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -> World | None:
+    """Collective: part the job into servers and workers.
+
+    Returns:
+        On workers the job as they see it, without the servers: from now on the current World of this process. None
+        on servers, once all workers have come to the end of their programs.
+
+    Args:
+        world: the job.
+        options: the same on all ranks.
+        chosen: who is what; by default what `options` say. Ranks that are neither get None at once.
+
+    Raises:
+        AgreedError: on all ranks: the options do not go with each other, or with so many ranks.
+    """
+    same(world.communicator, world.hosts, {"the parameter servers": options})
+    chosen = chosen or together(world.communicator, world.hosts, lambda: _chosen(options, world))
+    there, back = _ways(world, chosen)
+    member = group(world, chosen.workers)
+    server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
+    if member is None:
+        if server is not None:
+            _serve(world, server)
+        return None
+    thread = None
+    if server is not None:
+        thread = threading.Thread(target=server.serve, name="mpitrain server", daemon=True)
+        thread.start()
+    # What the workers do among themselves the watchdog sees, as if it were the job's.
+    member.communicator.activity = world.activity
+    member.faults = world.faults
+    client = Client(there, back, chosen, options, member.agreement, world.hosts)
+    member.parameter_server = client
+    world.parts.append((client.stop, lambda: thread.join() if thread is not None else None))
+    use(member)
+    return member
+
+
+def is_served(world: World) -> bool:
+    """Local: whether the parameters of these ranks are hosted by servers."""
+    return world.parameter_server is not None
+
+
+def client_of(world: World) -> Client:
+    """Local: the servers of these workers."""
+    client: Any = world.parameter_server
+    assert isinstance(client, Client)
+    return client
+
+
+def _chosen(options: ServerOptions, world: World) -> Roles:
+    if world.faults.on_failure == SHRINK:
+        raise UsageError("parameter servers do not go on without a rank: leave out --on-failure shrink")
+    chosen = roles(options.servers, world.size)
+    options.check(len(chosen.workers))
+    return chosen
+
+
+def _ways(world: World, chosen: Roles) -> tuple[Communicator, Communicator]:
+    """Collective: what messages travel on; where a rank talks to itself, each direction has its own."""
+    if not set(chosen.servers) & set(chosen.workers):
+        return world.communicator, world.communicator
+    ways: list[Communicator] = []
+    for _ in range(2):
+        way = world.communicator.split(range(world.size))
+        assert way is not None
+        way.activity = world.activity
+        ways.append(way)
+    return ways[0], ways[1]
+
+
+def _serve(world: World, server: Server) -> None:
+    """Local: until all workers are done. What signals ask for, the workers answer."""
+
+    def request(number: int) -> None:
+        server.signal = number
+
+    def late(number: int) -> None:
+        world.communicator.abort(TERMINATED + number)
+
+    signals = StopSignals(GRACE_SECONDS, request, late)
+    before, world.activity.position = world.activity.position, NEVER_LATE
+    signals.install()
+    try:
+        server.serve()
+    finally:
+        signals.remove()
+        world.activity.position = max(before, server.position)

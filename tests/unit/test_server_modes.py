@@ -1,0 +1,144 @@
+"""Parameter servers without lockstep, with rows, in `fit`, and on a rank that works too."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpitrain.comm.world import World
+from mpitrain.strategies.parameter_server import client_of
+from mpitrain.training.exchange import exchange_of, sample_count
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from tests.unit.served_job import gradients_of, run, samples_of
+
+SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]
+STEPS = 4
+RATE = 0.1
+ROWS = 50
+
+
+def variables() -> list[Any]:
+    return [keras.Variable(np.full(shape, 1.0), dtype="float64", name=f"v{i}") for i, shape in enumerate(SHAPES)]
+
+
+def push_all(world: World, delay_seconds: float = 0.0) -> tuple[list[Any], dict[str, Any]]:
+    """All steps of this worker with plain SGD; the values when all are done, and what the server counted."""
+    kept = variables()
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world)
+    for step in range(STEPS):
+        if world.rank == 1 and step:  # in the first the servers begin
+            time.sleep(delay_seconds)
+        optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, step, SHAPES)], kept)
+    exchange_of(world).join()
+    return [v.numpy() for v in kept], hook_of(optimizer).counts()
+
+
+def total(workers: int, leave_out_first: bool = False) -> list[Any]:
+    """What SGD makes of all gradients, in whatever order they come."""
+    values = [np.full(shape, 1.0) for shape in SHAPES]
+    for worker in range(workers):
+        for step in range(STEPS):
+            if not (leave_out_first and worker > 0 and step == 0):
+                for value, gradient in zip(values, gradients_of(worker, step, SHAPES), strict=True):
+                    np.subtract(value, RATE * gradient, out=value)
+    return values
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 0}, {"warmup_steps": 2}], ids=str)
+def test_async_applies_every_gradient_once(options: dict[str, Any]) -> None:
+    workers, warm = 3, "warmup_steps" in options
+    found = run(workers + 2, push_all, servers="2", mode="async", max_shard_bytes=300, **options)
+    for values, counts in found:
+        for value, expected in zip(values, total(workers, leave_out_first=warm), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+        assert counts["updates"] == workers * STEPS - (workers - 1) * warm == sum(counts["staleness"].values())
+
+
+def test_backup_workers_do_not_wait_for_the_slow_one() -> None:
+    found = run(3, lambda world: push_all(world, 1.0), servers="1", backup_workers=1)
+    for _, counts in found:
+        # Each update is of one gradient: the slow worker's last ones come when the other has no data left.
+        assert counts["updates"] + sum(counts["dropped"].values()) == 2 * STEPS
+        assert counts["updates"] > STEPS
+        assert counts["dropped"]["1"] > 0
+
+
+def lookup(world: World, name: str, step: int) -> tuple[Any, Any]:
+    """Rows that a worker touches in a step, some of them twice, and their gradients."""
+    random = np.random.default_rng(77 * world.rank + step)
+    return random.normal(size=(6, 2)), random.integers(0, ROWS, 6)
+
+
+def train_rows(world: World, name: str) -> tuple[Any, Any, int]:
+    table = keras.Variable(np.ones((ROWS, 2)), dtype="float64", name="table")
+    bias = keras.Variable(np.ones(2), dtype="float64", name="bias")
+    optimizer = DistributedOptimizer(getattr(keras.optimizers, name)(RATE), world=world)
+    client = client_of(world)
+    touched = 0
+    for step in range(STEPS):
+        values, indices = lookup(world, name, step)
+        slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([ROWS, 2], tf.int64))
+        optimizer.apply([slices, tf.constant(np.ones(2))], [table, bias])
+        touched += 1
+    session = client.sessions[0]
+    asked = np.array([ROWS - 1, 0, 7])
+    exchange_of(world).join()
+    np.testing.assert_array_equal(client.rows(session, 0, asked), table.numpy()[asked])
+    return table.numpy(), bias.numpy(), touched
+
+
+def rows_by_hand(name: str, workers: int) -> Any:
+    """SGD, or Adam that leaves alone the rows, and their moments, that no gradient came for."""
+    table, m, v = np.ones((ROWS, 2)), np.zeros((ROWS, 2)), np.zeros((ROWS, 2))
+    for step in range(STEPS):
+        gradient = np.zeros((ROWS, 2))
+        for worker in range(workers):
+            random = np.random.default_rng(77 * worker + step)
+            values, indices = random.normal(size=(6, 2)), random.integers(0, ROWS, 6)
+            np.add.at(gradient, indices, values / workers)
+        hit = np.abs(gradient).sum(axis=1) > 0
+        if name == "SGD":
+            table -= RATE * gradient
+            continue
+        m[hit] += 0.1 * (gradient - m)[hit]
+        v[hit] += 0.001 * (gradient**2 - v)[hit]
+        rate = RATE * np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        table[hit] -= (rate * m / (np.sqrt(v) + 1e-7))[hit]
+    return table
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_rows_travel_and_are_applied_as_rows(name: str) -> None:
+    for table, _, _ in run(4, lambda world: train_rows(world, name), servers="2", max_shard_bytes=300):
+        np.testing.assert_allclose(table, rows_by_hand(name, 2), rtol=1e-5, atol=1e-5)
+
+
+def push_colocated(world: World) -> list[Any]:
+    kept = variables()
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world)
+    for step in range(STEPS):
+        with sample_count(float(samples_of(world.rank, step))):
+            optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, step, SHAPES)], kept)
+    return [v.numpy() for v in kept]
+
+
+@pytest.mark.parametrize("compression", ["none", "float16"])
+def test_a_server_that_works_too(compression: str) -> None:
+    ranks = 3
+    found = run(ranks, push_colocated, servers="colocated", compression=compression)
+    assert len(found) == ranks
+    values = [np.full(shape, 1.0) for shape in SHAPES]
+    for step in range(STEPS):
+        weights = np.array([samples_of(worker, step) for worker in range(ranks)], np.float64)
+        for position, value in enumerate(values):
+            everyone = [gradients_of(worker, step, SHAPES)[position] for worker in range(ranks)]
+            np.subtract(value, RATE * np.average(everyone, axis=0, weights=weights), out=value)
+    tolerance = 1e-6 if compression == "none" else 5e-3
+    for one in found:
+        for value, expected in zip(one, values, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
