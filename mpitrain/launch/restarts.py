@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +70,6 @@ class Failure:
 
     Attributes:
         step: finished steps, of the whole training where ranks count them.
-        spread: how many steps more it may have been.
         place: ranks and hosts, if known.
         reason: the same for two failures of the same cause.
         lost: hosts to which there is no connection.
@@ -79,7 +77,6 @@ class Failure:
     """
 
     step: int
-    spread: int
     place: str
     reason: str
     lost: tuple[str, ...] = ()
@@ -95,17 +92,18 @@ class Failure:
         """
         listener, lost = outcome.listener, tuple(lost_hosts(outcome))
         fault = listener.fault
-        steps = [0, *listener.numbers("resumed")[-1:], *listener.numbers("step")]
-        spread = max((after - before for before, after in itertools.pairwise(steps)), default=0)
-        step, spread = (fault.step, 0) if fault is not None else (steps[-1], spread if len(steps) > 2 else 0)
+        # Where no rank has told of the fault, the step is that which was heard of last, half a second ago or less. Two
+        # failures then look different rather than alike, and the number of restarts is the limit.
+        heard = [0, *listener.numbers("resumed")[-1:], *listener.numbers("step")]
+        step = heard[-1] if fault is None else fault.step
         if lost:
             word = "was lost" if outcome.met else "could not be made"
-            return cls(step, spread, "", f"the connection to {', '.join(sorted(lost))} {word}", lost)
+            return cls(step, "", f"the connection to {', '.join(sorted(lost))} {word}", lost)
         if fault is not None:
-            return cls(step, spread, fault.place, fault.reason, (), fault.kind == "death")
+            return cls(step, fault.place, fault.reason, (), fault.kind == "death")
         if outcome.timed_out:
-            return cls(step, spread, "", "the ranks did not meet")
-        return cls(step, spread, "", f"the launcher ended with exit code {code}")
+            return cls(step, "", "the ranks did not meet")
+        return cls(step, "", f"the launcher ended with exit code {code}")
 
     def is_like(self, other: Failure) -> bool:
         """Whether it is the same step, as far as that is known, and the same reason.
@@ -114,7 +112,7 @@ class Failure:
         """
         if self.is_death and other.is_death and self.place != other.place:
             return False
-        return self.reason == other.reason and abs(self.step - other.step) <= max(self.spread, other.spread)
+        return (self.step, self.reason) == (other.step, other.reason)
 
     def __str__(self) -> str:
         when = f"after step {self.step}" if self.step else "before the end of its first step"

@@ -66,19 +66,19 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (failed(), Failure(510, 0, "rank 1 on b", "was killed by SIGKILL", (), True)),
-        (failed(RAISED), Failure(510, 0, "ranks 0, 1 on a", "ValueError: loss is nan")),
+        (failed(), Failure(510, "rank 1 on b", "was killed by SIGKILL", (), True)),
+        (failed(RAISED), Failure(510, "ranks 0, 1 on a", "ValueError: loss is nan")),
         (
             outcome(9, ("step", 10), ("step", 14), ("step", 17)),
-            Failure(17, 10, "", "the launcher ended with exit code 9"),
+            Failure(17, "", "the launcher ended with exit code 9"),
         ),
         (
             outcome(9, ("resumed", 7), ("step", 8), ("step", 9)),
-            Failure(9, 7, "", "the launcher ended with exit code 9"),
+            Failure(9, "", "the launcher ended with exit code 9"),
         ),
-        (outcome(9, ("resumed", 7)), Failure(7, 0, "", "the launcher ended with exit code 9")),
-        (outcome(143, timed_out=True), Failure(0, 0, "", "the ranks did not meet")),
-        (replace(failed(), **LOST_C), Failure(510, 0, "", "the connection to c was lost", ("c",))),  # type: ignore[arg-type]
+        (outcome(9, ("resumed", 7)), Failure(7, "", "the launcher ended with exit code 9")),
+        (outcome(143, timed_out=True), Failure(0, "", "the ranks did not meet")),
+        (replace(failed(), **LOST_C), Failure(510, "", "the connection to c was lost", ("c",))),  # type: ignore[arg-type]
     ],
 )
 def test_failures(given: Outcome, expected: Failure) -> None:
@@ -88,13 +88,11 @@ def test_failures(given: Outcome, expected: Failure) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        (Failure(5, 0, "rank 1", "x"), Failure(5, 0, "rank 2", "x"), True),
-        (Failure(5, 0, "", "x"), Failure(6, 0, "", "x"), False),
-        (Failure(5, 0, "", "x"), Failure(5, 0, "", "y"), False),
-        (Failure(5, 3, "", "x"), Failure(8, 0, "", "x"), True),
-        (Failure(5, 3, "", "x"), Failure(9, 2, "", "x"), False),
-        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 1", "x", (), True), True),
-        (Failure(5, 0, "rank 1", "x", (), True), Failure(5, 0, "rank 2", "x", (), True), False),
+        (Failure(5, "rank 1", "x"), Failure(5, "rank 2", "x"), True),
+        (Failure(5, "", "x"), Failure(6, "", "x"), False),
+        (Failure(5, "", "x"), Failure(5, "", "y"), False),
+        (Failure(5, "rank 1", "x", (), True), Failure(5, "rank 1", "x", (), True), True),
+        (Failure(5, "rank 1", "x", (), True), Failure(5, "rank 2", "x", (), True), False),
     ],
 )
 def test_failures_that_are_alike(one: Failure, other: Failure, alike: bool) -> None:
