@@ -176,6 +176,9 @@ def test_container_file() -> None:
 
 
 def test_options_of_run_are_none_of_the_training_job() -> None:
-    """What stands behind `mpitrain run` belongs to it as far as it knows the option."""
+    """What stands behind `mpitrain run` belongs to it as far as it knows the option.
+
+    Of failures both have to know, and `run` hands on what it was told.
+    """
     ours = {"--" + name.replace("_", "-") for name in rules()}
-    assert ours & (SWITCHES | VALUED) == {"--verbose"}
+    assert ours & (SWITCHES | VALUED) == {"--verbose", "--on-failure", "--min-np"}
