@@ -1,4 +1,4 @@
-"""Loading TensorFlow and Keras in half the time.
+"""Loading TensorFlow and Keras in two thirds of the time.
 
 Keras imports scikit-learn and matplotlib, where they are installed, for two modules that few programs use; and while
 hundreds of thousands of objects are made that stay, Python looks for garbage among them again and again. Of 7 s of
