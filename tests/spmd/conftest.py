@@ -212,3 +212,14 @@ def shared_path(request: pytest.FixtureRequest) -> Path:
     if agreement.rank == 0:
         path = tempfile.mkdtemp(dir=agreement.shared)
     return Path(agreement.communicator.bcast(path, root=0))
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Losses and metrics follow floatx, whatever the dtype of the layers."""
+    import keras
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)

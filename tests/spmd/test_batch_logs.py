@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -16,16 +15,8 @@ from mpitrain.training.exchange import exchange_of
 from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 
 RANKS = range(WORLD.size)
+pytestmark = pytest.mark.usefixtures("double_precision")
 RAGGED = [[4, 4, 2, 3], [2, 5], [3, 1, 4]]
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Losses and metrics follow floatx, whatever the dtype of the layers."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
 
 
 class Recorder(keras.callbacks.Callback):

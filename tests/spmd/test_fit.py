@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,9 @@ from mpitrain.training.exchange import exchange_of
 from tests.spmd.truth import FEATURES, WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 
 RANKS = range(WORLD.size)
+pytestmark = pytest.mark.usefixtures("double_precision")
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
 few_ranks = pytest.mark.few_ranks
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Losses and metrics follow floatx, whatever the dtype of the layers."""
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
 
 
 def train_both(
