@@ -18,7 +18,7 @@ from mpitrain.cli import machine
 from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
-from mpitrain.cluster.serving import Client, check_client, serve
+from mpitrain.cluster.serving import Client, Signals, check_client, serve
 from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World
 from mpitrain.errors import DeviceError, LauncherError, UsageError
@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
     root_only(world.communicator, lambda: check_client(arguments.rest))
     root_only(world.communicator, record.check)
+    signals = Signals(world)  # on all ranks before anybody hears of the cluster
     server = start_server(
         arguments.jobs,
         bind=arguments.bind,
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         written.append(record)
         print(_told(world, server, arguments), flush=True)
         client = Client.start(arguments.rest, record, os.environ) if arguments.rest else None
-    return serve(world, record, client)
+    return serve(world, record, client, signals)
 
 
 def _remove(written: Sequence[Record]) -> None:

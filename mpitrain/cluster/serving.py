@@ -117,18 +117,18 @@ class Client:
                 self.process.wait()
 
 
-def serve(world: World, record: Record, client: Client | None) -> int:
+def serve(world: World, record: Record, client: Client | None, signals: Signals) -> int:
     """Collective: wait for Ctrl-C or another signal to any rank, `mpitrain serve --stop`, or the client's end.
 
     Args:
         world: the job.
         record: the cluster's file, written on rank 0.
         client: that of rank 0, if there is one.
+        signals: which may have come since before the cluster was told of.
 
     Returns:
         The client's exit code if it came to its end by itself, else 0; the same on all ranks.
     """
-    signals = _Signals(world)
     beat = time.monotonic()
 
     def asked() -> int:
@@ -151,8 +151,8 @@ def serve(world: World, record: Record, client: Client | None) -> int:
         signals.end()
 
 
-class _Signals:
-    """Notes that a signal came to this rank; a rank that does not end soon after is ended."""
+class Signals:
+    """Notes from now on that a signal came to this rank; a rank that does not end soon after is ended."""
 
     def __init__(self, world: World) -> None:
         self.came = False

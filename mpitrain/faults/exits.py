@@ -42,7 +42,7 @@ class Exits:
         self._once = threading.Lock()
         self._watchdog: Watchdog | None = None
         self._exit: tuple[FrameType, object] | None = None  # the outermost frame when sys.exit was called, its argument
-        self._interrupted = False
+        self._interrupted = self._is_terminated = False
 
     def install(self) -> None:
         """Local: take over what Python calls for exceptions that nobody catches, in any thread."""
@@ -118,7 +118,8 @@ class Exits:
         return (Culprit(self._topology.rank, self._topology.host, os.getpid()),)
 
     # Signals: Python runs handlers on the main thread, which may be inside MPI for ever. So the watchdog's thread is
-    # woken by the signal itself.
+    # woken by the signal itself; and by the handler, for a signal that came while runtime/signals.py took turns with
+    # this, and woke the other.
 
     def _watch_signals(self, watchdog: Watchdog) -> None:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -131,7 +132,11 @@ class Exits:
         watchdog.on_signal = self._on_signal
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        """Nothing here: the watchdog's thread ends the process, wherever this thread is."""
+        """The watchdog's thread ends the process, wherever this thread is."""
+        self._is_terminated = True
+        if self._watchdog is not None:
+            with contextlib.suppress(OSError):  # full: it will look anyway
+                self._watchdog.waker.send(bytes([number]))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
@@ -139,7 +144,7 @@ class Exits:
 
     def _on_signal(self, number: int) -> None:
         """Local, on the watchdog's thread, which must not wait."""
-        if number == signal.SIGTERM and signal.getsignal(number) == self._terminated:
+        if number == signal.SIGTERM and (self._is_terminated or signal.getsignal(number) == self._terminated):
             if self._watchdog is not None:
                 self._watchdog.leaving()
             fault = Fault("signal", "got SIGTERM", TERMINATED_CODE, self._culprit(), "SIGTERM")

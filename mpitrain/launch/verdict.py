@@ -14,6 +14,7 @@ from mpitrain.launch.supervisor import Outcome
 LOST_DAEMON = re.compile(r"Remote daemon\s*:\s*\[[^\]]*\] on node ([\w.-]+)")
 LOST_BY_SSH = re.compile(r"(?:Connection to|Timeout, server) ([\w.-]+) (?:closed by remote host|not responding)")
 EXITED = re.compile(r"^srun: error: \S+ tasks? \S+ Exited with exit code (\d+)$", re.MULTILINE)
+NO_LISTENER = b"The PMIx server's listener thread failed to start"  # Open MPI 5
 NOT_FOUND = (126, 127)  # of a shell: the program is not there, or is none
 
 
@@ -80,6 +81,11 @@ def _hosts(outcome: Outcome) -> list[str]:
                 f"the launcher was not found on {host} (exit code {code}): MPI and Python must be installed there in "
                 "the same place as here"
             )
+    if NO_LISTENER in outcome.tail:
+        said.append(
+            "no rank has begun: Open MPI keeps files of all its jobs in one directory of TMPDIR, and jobs of this host "
+            "that begin and end at the same moment can take it from each other. Start it again, or give each its TMPDIR"
+        )
     return said
 
 

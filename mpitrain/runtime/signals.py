@@ -58,7 +58,13 @@ class StopSignals:
         writing.close()  # ends the thread, if it still listens
 
     def _handle(self, number: int, frame: Any) -> None:
-        """Local: a second Ctrl-C does not wait for the end of a step."""
+        """Local: a second Ctrl-C does not wait for the end of a step.
+
+        The first signal may have come just before `install`, and have been written to another descriptor.
+        """
+        if self._sockets is not None:
+            with contextlib.suppress(OSError):
+                self._sockets[1].send(bytes([number]))
         now = time.monotonic()
         if self._first_seconds is None:
             self._first_seconds = now

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(PLACING_PREFIXES)]:
         del os.environ[name]
+    # Open MPI's jobs share a directory there: one that ends can take it from one that begins (seen in 1 start of 1000).
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="mpitrain-")
+
+
+def pytest_unconfigure() -> None:
+    """What jobs have left behind goes too."""
+    shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def test_a_rank_that_reads_for_ever_is_told_with_its_stack(mpirun: Mpirun) -> No
         ("SIGKILL", 1, "was killed by SIGKILL|ended without a word"),
         ("SIGKILL", 0, "was killed by SIGKILL|ended without a word"),
         ("SIGTERM", 1, "got SIGTERM; the job ends with exit code 143"),
+        ("SIGTERM unseen", 1, "got SIGTERM; the job ends with exit code 143"),
         ("_exit", 1, "ended with exit code 4|ended without a word"),
         ("sys.exit", 1, r"called sys\.exit\(3\) while others went on"),
         ("raise", 1, "failed; the job ends"),

@@ -127,6 +127,7 @@ PRRTE = b"""PRTE has lost communication with a remote daemon.
   HNP daemon   : [prterun-node0-495@0,0] on node node0
   Remote daemon: [prterun-node0-495@0,1] on node node1
 """
+LISTENER = b"The PMIx server's listener thread failed to start. We cannot\ncontinue.\n"
 SRUN = b"""srun: error: node1: task 1: Exited with exit code 5
 slurmstepd-node0: error: *** STEP 2.0 ON node0 CANCELLED ***
 srun: error: node0: tasks 0,2-3: Exited with exit code 1
@@ -164,6 +165,7 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         (outcome(255, [], ssh_codes={"node2": 255}), 255, "node2 cannot be reached by ssh"),
         (outcome(0, [], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
         (outcome(1, [], ssh_codes={"node2": 127}), 1, "not found on node2"),
+        (outcome(213, [], tail=LISTENER), 213, "give each its TMPDIR"),
         (outcome(1, MET, ssh_codes={"node2": 127}), 1, ""),
         (outcome(0, DONE, ssh_codes={"node2": 255}), 0, ""),
         (outcome(0, MET, signals=[signal.SIGTERM]), 143, ""),

@@ -35,6 +35,19 @@ def test_a_signal_becomes_a_request_and_then_an_end(number: int) -> None:
     assert seen.empty()
 
 
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_that_woke_another_reader_is_not_lost(number: int) -> None:
+    seen: queue.Queue[int] = queue.Queue()
+    signals = StopSignals(60, seen.put, lambda number: None)
+    signals.install()
+    signal.set_wakeup_fd(-1)  # as when the signal comes just before, and its handler is called just after
+    try:
+        os.kill(os.getpid(), number)
+        assert seen.get(timeout=10) == number
+    finally:
+        signals.remove()
+
+
 def test_a_second_interrupt_a_second_later_does_not_wait() -> None:
     signals = StopSignals(60, lambda number: None, lambda number: None)
     signals.install()
