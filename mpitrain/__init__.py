@@ -19,6 +19,7 @@ _HOME = {
     "DistributedOptimizer": "mpitrain.training.optimizer",
     "DistributedGradientTape": "mpitrain.training.tape",
     "ParameterServer": "mpitrain.training.servers",
+    "pull_rows": "mpitrain.training.servers",
     "sample_count": "mpitrain.training.exchange",
     "broadcast_variables": "mpitrain.training.functional",
     "verify_replicas": "mpitrain.training.functional",
@@ -62,6 +63,7 @@ __all__ = [
     "errors",
     "init",
     "placement",
+    "pull_rows",
     "reduce_scatter",
     "reduce_scatter_obj",
     "sample_count",
@@ -85,7 +87,7 @@ if TYPE_CHECKING:
     from mpitrain.training.exchange import sample_count
     from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
     from mpitrain.training.optimizer import DistributedOptimizer
-    from mpitrain.training.servers import ParameterServer
+    from mpitrain.training.servers import ParameterServer, pull_rows
     from mpitrain.training.tape import DistributedGradientTape
     from mpitrain.training.trainer import Trainer
 

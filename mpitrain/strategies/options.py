@@ -9,6 +9,7 @@ from mpitrain.errors import UsageError
 MODES = ("sync", "async")
 SHARDINGS = ("bytes", "round-robin")
 STALE = ("keep", "drop", "scale")
+ROWS = ("changed", "pushed")
 MAX_SHARD_BYTES = 16 << 20
 
 
@@ -26,6 +27,8 @@ class ServerOptions:
         stale: what becomes of gradients of older parameters: `keep`, `drop`, or `scale` (Zhang et al. 2015).
         warmup_steps: in `async`, steps that the first worker trains alone.
         compression: `none`, or `float16` on the way in both directions.
+        rows: of a variable whose gradients are rows, what comes back after an update: all that were `changed` since
+            the last time, or those that this worker has `pushed`, which then asks for others.
     """
 
     servers: str = "1"
@@ -37,6 +40,7 @@ class ServerOptions:
     stale: str = "keep"
     warmup_steps: int = 0
     compression: str = "none"
+    rows: str = "changed"
 
     def check(self, workers: int) -> None:
         """Local: whether these options go together, and with so many workers.
@@ -49,6 +53,7 @@ class ServerOptions:
             ("sharding", self.sharding, SHARDINGS),
             ("stale", self.stale, STALE),
             ("compression", self.compression, ("none", "float16")),
+            ("rows", self.rows, ROWS),
         ):
             if value not in choices:
                 raise UsageError(f"{name} is {value!r}: choose one of {', '.join(choices)}")

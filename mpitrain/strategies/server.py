@@ -112,6 +112,8 @@ class Server:
             row = session.specs[part.pieces[0].shard.variable].shape[1:]
             values, indices = np.empty((message.count, *row), dtype), np.empty(message.count, np.int64)
             yield from self._receive(worker, indices, values)
+            if self._options.rows == "pushed":
+                session.pushed[worker, message.part] = indices
             session.came(worker, message, (values, indices))
         else:
             array = self._pool.take(part.size, dtype.name)
@@ -207,7 +209,7 @@ class Server:
         return Answer(status, *numbers, self.position, table).pack()
 
     def _answer(self, session: Session, worker: int, part: int, dropped: bool) -> None:
-        """Local: a part as it is now; of a sparse one the rows that this worker has not seen."""
+        """Local: a part as it is now; of a sparse one the rows that this worker has not seen, or has pushed."""
         hosted = session.parts[part]
         status = Status.DROPPED if dropped else Status.OK
         dtype = travel_dtype(hosted.part.dtype, self._options.compression)
@@ -218,14 +220,17 @@ class Server:
             self._send(worker, self._header(session, status, part, 0), values)
             return
         key = (worker, part)
-        indices = hosted.rows_since(session.seen.get(key, 0))
-        session.seen[key] = hosted.version
+        if key in session.pushed:
+            indices = session.pushed.pop(key)
+        else:
+            indices = hosted.rows_since(session.seen.get(key, 0))
+            session.seen[key] = hosted.version
         values = hosted.rows(indices).astype(dtype, copy=False)
         self._send(worker, self._header(session, status, part, len(indices)), indices, values)
 
     def _release(self, worker: int) -> None:
         """Local: all workers have come to the same place: each gets what it has not got, as it is for all."""
-        sync = self._options.mode == "sync" and not self._options.backup_workers
+        sync = self._options.mode == "sync" and not self._options.backup_workers and self._options.rows == "changed"
         behind = [
             session
             for session in self._sessions.values()

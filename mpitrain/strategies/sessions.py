@@ -35,6 +35,7 @@ class Session:
         own: positions of the parts that are hosted here, in the order in which they come.
         answered: version that each worker has got in full.
         seen: version of the rows of a sparse part that a worker has got, by (worker, part).
+        pushed: rows of a gradient that is not answered yet, by (worker, part), where these alone come back.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Session:
         self.parts = {part: HostedPart(self.layout.parts[part], self.specs, setup, traced) for part in self.own}
         self.answered: dict[int, int] = {}
         self.seen: dict[tuple[int, int], int] = {}
+        self.pushed: dict[tuple[int, int], Buffer] = {}
         self._answer, self._add_up = answer, add_up
         clipping = bool(setup["clipnorm"] or setup["global_clipnorm"])
         self._servers = [one for one in range(servers) if self.layout.of_server(one)]

@@ -41,8 +41,8 @@ class ServedExchange(Exchange):
 
     @property
     def in_step(self) -> bool:
-        """All workers make each update together."""
-        return self.client.in_step
+        """All workers have the same parameters after each update."""
+        return self.client.in_step and self.client.options.rows == "changed"
 
     def add(self, session: Sending, hook: ServedHook) -> None:
         """Local: whose variables those of a session are."""
@@ -236,6 +236,30 @@ class ServedHook:
                 for slot, array in zip(slots, arrays[1:], strict=True):
                     slot.assign(array.reshape(tuple(slot.shape)))
             self.optimizer._iterations.assign(iterations)
+
+    @tf.autograph.experimental.do_not_convert
+    def pull_rows(self, variable: Any, indices: Any) -> Any:
+        """Local: see `servers.pull_rows`."""
+        target = variable.value if isinstance(variable, keras.Variable) else variable
+        indices = tf.cast(tf.reshape(indices, [-1]), tf.int64)
+
+        def pulled() -> list[Any]:
+            return _call(functools.partial(self._pull_rows, variable), [indices], [target.dtype])
+
+        if tf.executing_eagerly():
+            (values,) = pulled()
+        else:
+            (values,) = in_turn(self.exchange.client, pulled)  # type: ignore[arg-type]
+        values.set_shape([None, *target.shape[1:]])
+        target.scatter_update(tf.IndexedSlices(values, indices))
+        return values
+
+    def _pull_rows(self, variable: Any, indices: Any) -> list[Any]:
+        for session in self._sessions.values():
+            for position, other in enumerate(self.variables(session)):
+                if other is variable and session.begun and session.layout.plan.specs[position].sparse:
+                    return [self.exchange.client.rows(session, position, np.asarray(indices))]
+        return [variable.numpy()[indices]]  # nobody has begun: the servers will get these
 
     def counts(self) -> dict[str, Any]:
         """Local: what the servers have counted; empty before the first update."""

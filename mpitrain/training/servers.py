@@ -76,6 +76,8 @@ class ParameterServer:
         stale: in async mode, gradients of older parameters: `keep`, `drop` or `scale`.
         warmup_steps: in async mode, steps that the first worker trains alone.
         compression: `none` or `float16`.
+        rows: of a variable whose gradients are rows, what comes back after an update: all that were `changed` since
+            the last time, or those that this worker has `pushed`; it then asks for others (`pull_rows`).
         world: the job; the current one by default.
     """
 
@@ -91,6 +93,7 @@ class ParameterServer:
         stale: str = "keep",
         warmup_steps: int = 0,
         compression: str = "none",
+        rows: str = "changed",
         world: World | None = None,
     ) -> None:
         self.options = ServerOptions(
@@ -103,6 +106,7 @@ class ParameterServer:
             stale,
             warmup_steps,
             compression,
+            rows,
         )
         self._world = world
 
@@ -120,3 +124,28 @@ class ParameterServer:
         if workers is None:
             sys.exit(0)
         return workers
+
+
+def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
+    """Local: some rows of a variable as its parameter server has them now; the variable here gets them, too.
+
+    For a table of which each batch needs a few rows: with `ParameterServer(rows="pushed")` no others travel, but at
+    the ends of epochs, where workers get all that were changed. Also within a `tf.function`.
+
+    Args:
+        optimizer: a distributed one.
+        variable: one whose gradients are `tf.IndexedSlices`, of shape (rows, ...).
+        indices: integers of any shape.
+
+    Returns:
+        A tensor (number of indices, ...). Before the first update, and where there are no servers, the rows that the
+        variable has here.
+    """
+    import tensorflow as tf
+
+    from mpitrain.training.served import ServedHook
+
+    hook = hook_of(optimizer)
+    if isinstance(hook, ServedHook):
+        return hook.pull_rows(variable, indices)
+    return tf.gather(getattr(variable, "value", variable), tf.reshape(indices, [-1]))

@@ -14,6 +14,7 @@ from mpitrain.comm.world import World
 from mpitrain.strategies.parameter_server import client_of
 from mpitrain.training.exchange import exchange_of, sample_count
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.servers import pull_rows
 from tests.unit.served_job import gradients_of, run, samples_of
 
 SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]
@@ -116,6 +117,39 @@ def rows_by_hand(name: str, workers: int) -> Any:
 def test_rows_travel_and_are_applied_as_rows(name: str) -> None:
     for table, _, _ in run(4, lambda world: train_rows(world, name), servers="2", max_shard_bytes=300):
         np.testing.assert_allclose(table, rows_by_hand(name, 2), rtol=1e-5, atol=1e-5)
+
+
+def pull_own_rows(world: World, in_graph: bool) -> None:
+    """Rows of the other worker come when they are asked for, and at the end; see `rows_by_hand`."""
+    table = keras.Variable(np.ones((ROWS, 2)), dtype="float64", name="table")
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world)
+
+    def pull_eagerly(indices: Any) -> Any:
+        return pull_rows(optimizer, table, indices)
+
+    pull = tf.function(pull_eagerly) if in_graph else pull_eagerly
+    own, others = set[int](), set[int]()
+    np.testing.assert_array_equal(pull([3]), [[1.0, 1.0]])  # no server has begun
+    for step in range(STEPS):
+        values, indices = lookup(world, "", step)
+        slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([ROWS, 2], tf.int64))
+        optimizer.apply([slices], [table])
+        own |= set(indices)
+        others |= set(np.random.default_rng(77 * (1 - world.rank) + step).integers(0, ROWS, 6))
+    assert others - own  # else this tests nothing
+    np.testing.assert_array_equal(table.numpy()[sorted(others - own)], 1.0)
+    expected = rows_by_hand("SGD", 2)
+    asked = np.array(sorted(others - own)).reshape(-1, 1)
+    pulled = pull(asked)
+    np.testing.assert_allclose(pulled, expected[asked[:, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(table.numpy()[asked[:, 0]], pulled)
+    exchange_of(world).join()
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_worker_gets_the_rows_that_it_asks_for(in_graph: bool) -> None:
+    run(4, lambda world: pull_own_rows(world, in_graph), servers="2", max_shard_bytes=300, rows="pushed")
 
 
 def push_colocated(world: World) -> list[Any]:
