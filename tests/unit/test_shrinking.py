@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,15 @@ from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import UsageError
+from mpitrain.faults.activity import Activity
+from mpitrain.faults.hub import Hub, Member
 from mpitrain.faults.losses import SILENT_SECONDS, TOLD_SECONDS, Losses
+from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
+from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit, Fault
+from mpitrain.faults.roster import Roster, Seat
+from mpitrain.faults.wire import Link
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
 from mpitrain.launch.job import Job, Srun
 from mpitrain.launch.request import Request
@@ -109,6 +117,31 @@ def test_a_lost_rank_whose_connection_stays_is_missed() -> None:
     losses.note([1, 2], 10.0)
     assert losses.silent([0, 1], 10.0) == {}
     assert losses.silent([0, 1], 10.0 + SILENT_SECONDS) == {1: 10.0}
+
+
+def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
+    process = Process(os.getpid(), 0)
+    seats = tuple(Seat(rank, f"host{rank}", rank, process, (), 0) for rank in range(3))
+    roster, options = Roster(0, seats, "token"), FaultOptions(on_failure="shrink", stall_warning=30, stall_abort=60)
+    told: list[str] = []
+    ended: list[int] = []
+    activity = Activity()
+    hub = Hub(roster, options, Neighbours(roster), told.append, lambda code, _: ended.append(code), 10.0, activity)
+    here, there = socket.socketpair()
+    with here, there:
+        for rank in (1, 2):
+            hub.members[rank] = Member(Link(here), 0.0)
+        # It waited for long, and then its host was gone.
+        hub.hear(2, {"is": "beat", "position": 5, "waiting": 59.5, "updates": 7, "resident": 2048}, 0.0)
+        hub.losses.note([2], 1.0)
+        for now in (1.0, 1.0 + SILENT_SECONDS, 3.0, 80.0):
+            hub.hear(1, {"is": "beat", "position": 9, "waiting": 0.1}, now)
+            hub.tick(now)
+    assert (set(hub.members), ended) == ({1}, [])
+    assert "".join(told) == (
+        "mpitrain: rank 2 on host2 ended without a word (killed, or its host is gone) after update 7, with 2.0 KiB of "
+        "memory when last heard of; the others go on without it\n"
+    )
 
 
 class Shrinking:
