@@ -18,6 +18,8 @@ from mpitrain.runtime.hostfile import Host, render
 
 STARTER = (sys.executable, "-m", "mpitrain.launch.starter")
 OPTIONS = (
+    # Of this host alone, whatever a batch system has given.
+    *("--prtemca", "ras", "^slurm,pbs,lsf,gridengine,flux", "--prtemca", "plm", "ssh"),
     # Ranks ask mpirun for each other's addresses over the network.
     *("--prtemca", "pmix_remote_connections", "1"),
     # To MPI all ranks are on this host. They share no memory.

@@ -64,6 +64,7 @@ def test_the_command_starts_ranks_here_and_no_daemons() -> None:
     words = command.argv
     assert words[: words.index("-x")][:5] == ("/bin/mpirun", "-np", "3", "--host", "localhost:3")
     assert " ".join(words).count("--with-ft ulfm --mca ompi_async_mpi_finalize 1 --mca x 1") == 1
+    assert "--prtemca ras ^slurm,pbs,lsf,gridengine,flux --prtemca plm ssh " in " ".join(words)
     assert "--prtemca pmix_remote_connections 1 --mca btl tcp,self --mca osc ^sm" in " ".join(words)
     names = "A,MPITRAIN_MIN_NP,MPITRAIN_ON_FAILURE"
     assert words[-7:] == ("mpitrain.launch.starter", "a:2,b:2", "slot", SSH, names, "program", "a b")
