@@ -51,9 +51,11 @@ class Communicator(Protocol):
 
     Attributes:
         activity: what this rank is doing; collectives note there that they were entered.
+        tied: communicators that are revoked together with this one when a rank is lost.
     """
 
     activity: Activity
+    tied: Sequence[Communicator]
 
     @property
     def rank(self) -> int:
@@ -117,6 +119,10 @@ class Communicator(Protocol):
     @property
     def can_shrink(self) -> bool:
         """Ranks may go on when others have died: what fails for that reason raises RankLostError on all of them."""
+        ...
+
+    def revoke(self) -> None:
+        """Local: whatever any rank does here from now on raises RankLostError, until all that are left shrink it."""
         ...
 
     def shrink(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.world import World, world_of
+from mpitrain.errors import RankLostError
 from mpitrain.runtime.topology import topology
 
 
@@ -66,7 +68,8 @@ def _leave_with(world: World, member: World) -> None:
 
     def wait() -> None:
         ended.wait()
-        member.leave()
+        with contextlib.suppress(RankLostError):  # the job is being left as well: who is lost is dealt with there
+            member.leave()
         left.set()
 
     threading.Thread(target=wait, name="leave group", daemon=True).start()

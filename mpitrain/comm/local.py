@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.comm.communicator import Buffer, Op, Request
+from mpitrain.comm.communicator import Buffer, Communicator, Op, Request
 from mpitrain.faults.activity import Activity
 
 
@@ -17,6 +17,7 @@ class LocalCommunicator:
     size = 1
     library = "no MPI (one rank)"
     can_shrink = False
+    tied: Sequence[Communicator] = ()
 
     def __init__(self) -> None:
         self.activity = Activity()
@@ -61,6 +62,9 @@ class LocalCommunicator:
     def split(self, ranks: Sequence[int]) -> LocalCommunicator | None:
         """Collective: itself, or None when `ranks` is empty."""
         return self if list(ranks) == [0] else None
+
+    def revoke(self) -> None:
+        """Local: nobody waits here."""
 
     def shrink(self) -> list[int]:
         """Collective: nobody can be missing."""

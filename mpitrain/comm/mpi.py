@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpitrain.comm.communicator import Buffer, Op
+from mpitrain.comm.communicator import Buffer, Communicator, Op
 from mpitrain.comm.shared_memory import remove_names
 from mpitrain.errors import RankLostError
 from mpitrain.faults.activity import Activity
@@ -67,19 +67,19 @@ def entered(method: Method) -> Method:
 
 class _MpiRequest:
     def __init__(self, communicator: MpiCommunicator, request: Any) -> None:
-        self._communicator, self._request = communicator, request
+        self._communicator, self._request, self._comm = communicator, request, communicator.comm
 
     def test(self) -> bool:
         try:
             return bool(self._request.Test())
         except self._communicator.failure as error:
-            raise self._communicator.explained(error) from error
+            raise self._communicator.explained(error, self._comm) from error
 
     def wait(self) -> None:
         try:
             poll(self._request)
         except self._communicator.failure as error:
-            raise self._communicator.explained(error) from error
+            raise self._communicator.explained(error, self._comm) from error
 
 
 class MpiCommunicator:
@@ -95,6 +95,7 @@ class MpiCommunicator:
     Attributes:
         failure: the exception of mpi4py.
         lost_seconds: when the loss of a rank was noticed here, as of `time.monotonic`; None if all are there.
+        tied: communicators that are revoked together with this one.
 
     Raises:
         LauncherError: the MPI library in use cannot be started by this launcher.
@@ -121,6 +122,7 @@ class MpiCommunicator:
         self._mpi = MPI
         self.failure: type[Exception] = MPI.Exception
         self.lost_seconds: float | None = None
+        self.tied: Sequence[Communicator] = ()
         self._can_shrink = fault_tolerant
         self._revoked: list[Any] = []  # kept: what was under way on them is forgotten by nobody
         self.activity = Activity()
@@ -244,6 +246,7 @@ class MpiCommunicator:
         if comm == self._mpi.COMM_NULL:
             return None
         part = copy.copy(self)
+        part.tied = ()
         part.activity = Activity()  # other ranks enter other collectives: the watchdog compares those of all
         part._use(comm)
         return part
@@ -253,19 +256,34 @@ class MpiCommunicator:
         """Whether MPI lets the others go on when a rank has died."""
         return self._can_shrink
 
-    def explained(self, error: Exception) -> Exception:
-        """Local: what to raise for an error of MPI; one that tells of a lost rank is made known to all ranks."""
+    @property
+    def comm(self) -> Any:
+        """The communicator of MPI; another one once ranks were lost."""
+        return self._comm
+
+    def explained(self, error: Exception, comm: Any = None) -> Exception:
+        """Local: what to raise for an error of MPI; one that tells of a lost rank is made known to all ranks.
+
+        Args:
+            error: of MPI.
+            comm: on which it was; by default the present one. What is told of one that was left behind is old.
+        """
         mpi = self._mpi
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         if not self._can_shrink or error.Get_error_class() not in lost:  # type: ignore[attr-defined]
             return error
-        self.lost_seconds = self.lost_seconds or time.monotonic()
-        self._revoke()
         told = RankLostError("a rank of the job has died")
+        if comm is not None and comm is not self._comm:
+            return told
+        self.lost_seconds = self.lost_seconds or time.monotonic()
+        self.revoke()
+        for other in self.tied:
+            other.revoke()
         self.activity.error = told
         return told
 
-    def _revoke(self) -> None:
+    def revoke(self) -> None:
+        """Local: MPI_Comm_revoke: whatever any rank does here from now on raises RankLostError."""
         with contextlib.suppress(self.failure):
             self._comm.Revoke()
 
@@ -276,7 +294,7 @@ class MpiCommunicator:
         Returns:
             For each rank that is left, in the new order, which it was.
         """
-        self._revoke()
+        self.revoke()
         before, comm = self._comm, self._comm.Shrink()
         self._revoked.append(before)
         self._use(comm)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from mpitrain.runtime.topology import Topology, topology
 if TYPE_CHECKING:
     from mpitrain.comm.world import World
 
-AT_END = 1 << 30  # as `where`: at the end of the program
+AT_END, SERVING = 1 << 30, -1  # as `where`: at the end of the program; hosting parameters
 FINALIZE_SECONDS = 60
 
 
@@ -68,43 +68,82 @@ def is_survived(world: World, error: Exception) -> bool:
     return world.faults.on_failure == SHRINK and any(isinstance(one, RankLostError) for one in told)
 
 
+def bind(world: World, part: World | None, vital: Sequence[int]) -> None:
+    """Local, on all ranks: a part of the job goes on together with it: what fails in one fails in both.
+
+    Args:
+        world: the job.
+        part: in which this rank is, if it is in one.
+        vital: ranks that the job cannot go on without.
+    """
+    world.vital = frozenset(vital)
+    if world.watchdog is not None:
+        world.watchdog.post("need", tuple(vital))
+    if part is not None:
+        part.whole, part.numbers = world, tuple(part.agreement.number(rank) for rank in range(part.size))
+        world.bound.append(part)
+        world.communicator.tied, part.communicator.tied = (part.communicator,), (world.communicator,)
+
+
 def shrink(world: World, where: int = 0) -> Left:
     """Collective among the ranks that are left: the job goes on with them.
 
     Ranks are counted anew, from 0, in the order they had. If more are lost meanwhile, they are left behind too.
 
     Args:
-        world: of the whole job.
+        world: of the whole job, or of a part that was bound to it.
         where: a number that all ranks are told.
 
     Raises:
         TooFewRanksError: on all ranks: fewer are left than `faults.min_np`.
+        RankLostError: on all ranks: one was lost that the job cannot go on without.
     """
-    communicator, activity = world.communicator, world.activity
-    since = getattr(communicator, "lost_seconds", None) or time.monotonic()
-    before = dict(zip(world.numbers, world.hosts, strict=True))
+    job, activity = world.whole or world, world.activity
+    since = min(getattr(one.communicator, "lost_seconds", None) or time.monotonic() for one in (job, world))
+    before = dict(zip(job.numbers, job.hosts, strict=True))
     activity.inside = "going on without a rank that was lost"
     try:
         told = None
         while told is None:
-            _renew(world, communicator.shrink())
+            for one in (job, *job.bound):
+                _renew(one, one.communicator.shrink())
             with contextlib.suppress(RankLostError):  # another one
-                told = communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
+                told = job.communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
     finally:
         activity.inside = activity.error = None
-    activity.position = max(position for _, position, _ in told)
-    choices = [chosen for _, _, chosen in told]
-    layout = layout_of(communicator.library, world.topology)
-    world.all_reduce.between(layout, choices[0] is not None and choices.count(choices[0]) == len(choices))
-    lost = tuple(number for number in before if number not in world.numbers)
-    if world.watchdog is not None:
-        world.watchdog.gone_on_without(lost)
-    if world.size < world.faults.min_np:
+    working = [(position, chosen) for place, position, chosen in told if place != SERVING]
+    activity.position = max((position for position, _ in working), default=0)
+    choices = [chosen for _, chosen in working]
+    for one in (job, *job.bound):
+        layout = layout_of(one.communicator.library, one.topology)
+        one.all_reduce.between(layout, choices.count(choices[0]) == len(choices) if any(choices) else False)
+    lost = tuple(number for number in before if number not in job.numbers)
+    if job.watchdog is not None:
+        job.watchdog.gone_on_without(lost)
+    _check_left(job, before, lost)
+    return Left(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
+
+
+def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None:
+    """Local: whether the job can go on.
+
+    Raises:
+        TooFewRanksError: with too few.
+        RankLostError: not without those that were lost.
+    """
+    missing = [number for number in lost if number in job.vital]
+    if missing:
+        raise RankLostError(
+            f"rank {missing[0]} ({before[missing[0]]}) was lost, which hosted parameters; started again, the job goes "
+            "on from its last checkpoint"
+        )
+    if job.size < job.faults.min_np:
         raise TooFewRanksError(
-            f"of {len(before)} ranks {world.size} are left, and the job goes on with {world.faults.min_np} at least "
+            f"of {len(before)} ranks {job.size} are left, and the job goes on with {job.faults.min_np} at least "
             "(--min-np)"
         )
-    return Left(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
+    if job.size == len(job.vital):
+        raise TooFewRanksError(f"no worker is left of {len(before) - job.size}, and the servers alone train nothing")
 
 
 def leave(world: World, leave_job: Callable[[], object]) -> None:

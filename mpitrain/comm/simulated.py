@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpitrain.comm.communicator import UFUNCS, Buffer, Op
+from mpitrain.comm.communicator import UFUNCS, Buffer, Communicator, Op
 from mpitrain.faults.activity import Activity
 
 Result = TypeVar("Result")
@@ -86,6 +86,7 @@ class SimulatedCommunicator:
 
     library = "simulated"
     can_shrink = False
+    tied: Sequence[Communicator] = ()
 
     def __init__(self, shared: _Shared, rank: int) -> None:
         self._shared = shared
@@ -152,6 +153,9 @@ class SimulatedCommunicator:
         """Collective: threads of the same group share what rank 0 made."""
         shared = self.broadcast_obj(_Shared(len(ranks)))
         return SimulatedCommunicator(shared, list(ranks).index(self.rank)) if self.rank in ranks else None
+
+    def revoke(self) -> None:
+        """Local: threads do not die."""
 
     def shrink(self) -> list[int]:
         """Collective: threads do not die."""

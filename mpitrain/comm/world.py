@@ -52,6 +52,9 @@ class World:
         on_shrink: called when ranks were lost, after all else is renewed.
         leave: collective, called at the end of the program; returns when all ranks have come to theirs.
         parameter_server: what hosts the parameters of these ranks, if anything does.
+        whole: the job of which these ranks are a part that goes on together with it when ranks are lost; None for none.
+        bound: of the job, its parts that go on together with it.
+        vital: of the job, numbers of the ranks that it cannot go on without.
         parts: of the groups this rank is in, a function that begins to leave and one that waits until all have left.
     """
 
@@ -68,6 +71,9 @@ class World:
     numbers: tuple[int, ...] = field(init=False)
     on_shrink: list[Callable[[], object]] = field(default_factory=list, init=False)
     leave: Callable[[], object] = field(init=False)
+    whole: World | None = field(default=None, init=False)
+    bound: list[World] = field(default_factory=list, init=False)
+    vital: frozenset[int] = field(default=frozenset(), init=False)
     parts: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

@@ -51,7 +51,8 @@ class DataSource:
     their shares. Counts are of all ranks together. `num_classes` is None for a regression. `epochs` tells `train`
     which epoch is next. `rest(epoch, done)` is this rank's share of that epoch after the first `done` samples of its
     order were taken, by whatever number of ranks. Both are None where the order is not known.
-    `deal(rank, size)` deals the same samples out to other ranks.
+    `deal(rank, size)` deals the same samples out to other ranks. `order(epoch, done)` is what `rest` deals out, of all
+    ranks, as positions, and `some(positions)` this rank's share of any of these; None where samples have no positions.
     """
 
     train: tf.data.Dataset
@@ -65,6 +66,8 @@ class DataSource:
     epochs: Epochs | None = None
     rest: Callable[[int, int], tf.data.Dataset] | None = None
     deal: Callable[[int, int], DataSource] | None = None
+    order: Callable[[int, int], Indices] | None = None
+    some: Callable[[Indices], tf.data.Dataset] | None = None
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -116,6 +119,8 @@ def assemble(
         epochs=order,
         rest=rest,
         deal=deal,
+        order=replace(order, rank=0, size=1).of_epoch,
+        some=lambda positions: _part(train, _order(positions, share)),
     )
 
 

@@ -225,7 +225,7 @@ class Hub:
                 continue
             self._gone[rank] = ("ended", self._now)
             fault = self._death(rank, member)
-            if not self._told and self.losses.survives(self._neighbours.ended.get(rank, (None, False))[0]):
+            if not self._told and self.losses.survives(rank, self._neighbours.ended.get(rank, (None, False))[0]):
                 self._gone[rank] = ("lost", self._now)
                 self.losses.tell(fault, self._now, self._write)
             else:

@@ -26,6 +26,11 @@ class Losses:
     def __init__(self, options: FaultOptions) -> None:
         self._options = options
         self._since: dict[int, float] = {}
+        self._vital: frozenset[int] = frozenset()
+
+    def need(self, ranks: Sequence[int]) -> None:
+        """Local: the others do not go on without any of these."""
+        self._vital = frozenset(ranks)
 
     def note(self, ranks: Sequence[int], now: float) -> None:
         """Local: the job goes on without these."""
@@ -42,13 +47,15 @@ class Losses:
         since = {rank: self._since[rank] for rank in connected if rank in self._since}
         return {rank: moment for rank, moment in since.items() if now - moment >= SILENT_SECONDS}
 
-    def survives(self, status: int | None) -> bool:
+    def survives(self, rank: int, status: int | None) -> bool:
         """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.
 
         Args:
-            status: of the dead process, as of `os.waitpid`, where it is known.
+            rank: that is dead.
+            status: of its process, as of `os.waitpid`, where it is known.
         """
-        return self._options.on_failure == SHRINK and not (status is not None and os.WIFEXITED(status))
+        exited = status is not None and os.WIFEXITED(status)
+        return self._options.on_failure == SHRINK and rank not in self._vital and not exited
 
     def tell(self, death: Fault, now: float, write: Callable[[str], None]) -> None:
         """Local: tell of a death that the others survive, unless another rank has told it when it was the hub.

@@ -359,6 +359,8 @@ class Watchdog:
                 self._linked(content)
             elif what == "lost":
                 self._hub.losses.note(content, self._now)
+            elif what == "need":
+                self._hub.losses.need(content)
             elif what == "stop":
                 self._say({"is": "bye"})
                 self._hub.tell_all({"is": "bye"})

@@ -48,6 +48,7 @@ class Client(Talk):
         self.activity = there.activity
         self.hosts = len(set(hosts))
         self._pool = BufferPool()
+        self._left_behind: list[object] = []
         self._generations = 0
         self._stopped = False
         self.sessions: dict[int, Sending] = {}
@@ -374,6 +375,17 @@ class Client(Talk):
         server = session.layout.parts[-1].server
         self._say(server, Message(Kind.COUNTS, session.number))
         return dict(self._hear_text(server))
+
+    def go_on(self, roles: Roles, hosts: Sequence[str]) -> None:
+        """Local: ranks were lost, perhaps in the middle of an update.
+
+        Args:
+            roles: of those that are left.
+            hosts: of each.
+        """
+        self._left_behind.append((self._pool, [session.go_on() for session in self.sessions.values()]))
+        self._pool, self._generations = BufferPool(), 0
+        self.between(roles, hosts)
 
     def stop(self) -> None:
         """Local: this worker has come to the end of its program; the servers do not wait for it any more."""

@@ -29,6 +29,7 @@ class ServerOptions:
         compression: `none`, or `float16` on the way in both directions.
         rows: of a variable whose gradients are rows, what comes back after an update: all that were `changed` since
             the last time, or those that this worker has `pushed`, which then asks for others.
+        whole_updates: no part of an update is made before all parts have come: a worker may be lost meanwhile.
     """
 
     servers: str = "1"
@@ -41,6 +42,7 @@ class ServerOptions:
     warmup_steps: int = 0
     compression: str = "none"
     rows: str = "changed"
+    whole_updates: bool = False
 
     def check(self, workers: int) -> None:
         """Local: whether these options go together, and with so many workers.

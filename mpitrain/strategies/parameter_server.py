@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import threading
 from typing import Any
 
+from mpitrain.comm import shrinking
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.groups import group
 from mpitrain.comm.together import same, together
 from mpitrain.comm.world import World, use
-from mpitrain.errors import UsageError
+from mpitrain.errors import RankLostError, UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.runtime.signals import StopSignals
 from mpitrain.strategies.client import Client
 from mpitrain.strategies.messages import NEVER_LATE
 from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.roles import Roles, roles
+from mpitrain.strategies.roles import COLOCATED, Roles, roles
 from mpitrain.strategies.server import Server
 
 GRACE_SECONDS = 30.0
@@ -39,12 +43,16 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     """
     same(world.communicator, world.hosts, {"the parameter servers": options})
     chosen = chosen or together(world.communicator, world.hosts, lambda: _chosen(options, world))
+    survives = world.faults.on_failure == SHRINK
+    options = dataclasses.replace(options, whole_updates=survives)
     there, back = _ways(world, chosen)
     member = group(world, chosen.workers)
+    if survives:
+        shrinking.bind(world, member, chosen.servers)
     server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
     if member is None:
         if server is not None:
-            _serve(world, server)
+            _serve(world, server, chosen)
         return None
     thread = None
     if server is not None:
@@ -55,7 +63,8 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     member.faults = world.faults
     client = Client(there, back, chosen, options, member.agreement, world.hosts)
     member.parameter_server = client
-    world.parts.append((client.stop, lambda: thread.join() if thread is not None else None))
+    world.on_shrink.append(lambda: client.go_on(chosen.among(world.numbers), world.hosts))
+    world.parts.append((functools.partial(_stop, client), lambda: thread.join() if thread is not None else None))
     use(member)
     return member
 
@@ -73,10 +82,16 @@ def client_of(world: World) -> Client:
 
 
 def _chosen(options: ServerOptions, world: World) -> Roles:
-    if world.faults.on_failure == SHRINK:
-        raise UsageError("parameter servers do not go on without a rank: leave out --on-failure shrink")
     chosen = roles(options.servers, world.size)
     options.check(len(chosen.workers))
+    if world.faults.on_failure == SHRINK:
+        if options.mode == "sync" and not options.backup_workers:
+            raise UsageError(
+                "--mode sync waits for each worker, and does not go on without one: with --on-failure shrink take "
+                "--mode async, --backup-workers 1 or more, or leave out --strategy ps, for all-reduce goes on"
+            )
+        if options.servers == COLOCATED:
+            raise UsageError("--ps colocated does not go on without a rank: with --on-failure shrink take --ps 1")
     return chosen
 
 
@@ -93,7 +108,13 @@ def _ways(world: World, chosen: Roles) -> tuple[Communicator, Communicator]:
     return ways[0], ways[1]
 
 
-def _serve(world: World, server: Server) -> None:
+def _stop(client: Client) -> None:
+    """Local: tell the servers that this worker is at its end. If a rank is lost now, they hear it in `go_on`."""
+    with contextlib.suppress(RankLostError):
+        client.stop()
+
+
+def _serve(world: World, server: Server, chosen: Roles) -> None:
     """Local: until all workers are done. What signals ask for, the workers answer."""
 
     def request(number: int) -> None:
@@ -106,7 +127,25 @@ def _serve(world: World, server: Server) -> None:
     before, world.activity.position = world.activity.position, NEVER_LATE
     signals.install()
     try:
-        server.serve()
+        while not _is_served_to_the_end(world, server, chosen):
+            world.activity.position = NEVER_LATE
     finally:
         signals.remove()
         world.activity.position = max(before, server.position)
+
+
+def _is_served_to_the_end(world: World, server: Server, chosen: Roles) -> bool:
+    """Local; collective among the ranks that are left when a worker is lost. Whether all workers are done."""
+    before = [number for number in world.numbers if number in chosen.workers]
+    try:
+        server.serve()
+    except RankLostError:
+        if world.faults.on_failure != SHRINK:
+            raise
+        where = shrinking.shrink(world, shrinking.SERVING).where
+        now = chosen.among(world.numbers)
+        left = [before.index(world.numbers[rank]) for rank in now.workers]
+        ended = [worker for worker, rank in enumerate(now.workers) if where[rank] == shrinking.AT_END]
+        server.go_on(now, left, ended)
+        return False
+    return True

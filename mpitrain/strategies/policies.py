@@ -45,6 +45,9 @@ class Host(Protocol):
         ...
 
 
+LOST = -1
+
+
 @dataclass
 class Counts:
     """What happened on one server.
@@ -52,7 +55,7 @@ class Counts:
     Attributes:
         updates: that were made.
         samples: behind them.
-        dropped: gradients that did not count, by worker.
+        dropped: gradients that did not count, by worker; those of workers that were lost as of worker LOST.
         staleness: how many gradients were computed so many updates ago.
     """
 
@@ -60,6 +63,16 @@ class Counts:
     samples: float = 0.0
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
+
+    def go_on(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost.
+
+        Args:
+            left: of each that is left, counted anew, which it was.
+        """
+        before, self.dropped = self.dropped, Counter()
+        for worker, number in before.items():
+            self.dropped[left.index(worker) if worker in left else LOST] += number
 
 
 class SyncPolicy:
@@ -86,6 +99,7 @@ class SyncPolicy:
         self._next = 0
         self.active = set(range(workers))
         self.counts = Counts()
+        self.done: Counter[int] = Counter()  # gradients of each worker that were applied, or dropped
         self.step: list[Push] = []  # of the last update, or of the one under way
 
     @property
@@ -138,10 +152,12 @@ class SyncPolicy:
     def _count(self, pushes: Sequence[Push]) -> None:
         self.counts.updates += 1
         self.counts.samples += sum(push.first.samples for push in pushes)
+        self.done.update(push.worker for push in pushes)
 
     def _drop(self, push: Push) -> None:
         self._complete.remove(push)
         self.counts.dropped[push.worker] += 1
+        self.done[push.worker] += 1
         self._answer(push, dropped=True)
 
     def _answer(self, push: Push, dropped: bool) -> None:
@@ -150,6 +166,12 @@ class SyncPolicy:
 
     def released(self) -> None:
         """Local: all workers stand at the same place, and go on from there."""
+
+    def go_on(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.go_on`."""
+        self._pushes, self._complete, self._next, self.step = {}, [], 0, []
+        self.active, self.done = set(range(len(left))), Counter()
+        self.counts.go_on(left)
 
 
 class AsyncPolicy:
@@ -175,6 +197,7 @@ class AsyncPolicy:
         self._steps = dict.fromkeys(range(workers), 0)
         self.active = set(range(workers))
         self.counts = Counts()
+        self.done: Counter[int] = Counter()  # gradients of each worker that were applied, or dropped
         self.step: list[Push] = []
 
     @property
@@ -189,16 +212,22 @@ class AsyncPolicy:
             self._divisors[worker] = self._divisor(worker, message)
         push, divisor = self._pushes[worker], self._divisors[worker]
         push.content[message.part] = content
-        if divisor is not None:
-            self._host.update(message.part, [push], push.first.learning_rate, divisor)
-        push.content[message.part] = None
-        if len(push.content) == len(self._parts):
+        is_whole = len(push.content) == len(self._parts)
+        due = [] if self._options.whole_updates else [message.part]
+        if self._options.whole_updates and is_whole:
+            due = list(push.content)
+        for part in due:
+            if divisor is not None:
+                self._host.update(part, [push], push.first.learning_rate, divisor)
+            push.content[part] = None
+        if is_whole:
             del self._pushes[worker]
             self._steps[worker] += 1
+            self.done[worker] += 1
             if divisor is not None:
                 self.counts.updates += 1
                 self.counts.samples += push.first.samples
-        self._held.append((worker, message.part, divisor is None and push.first.samples > 0))
+        self._held += [(worker, part, divisor is None and push.first.samples > 0) for part in due]
         self.look()
 
     def look(self) -> None:
@@ -231,6 +260,14 @@ class AsyncPolicy:
         """Local: all workers stand at the same place, and go on from there."""
         most = max(self._steps.values())
         self._steps = dict.fromkeys(self._steps, most)
+
+    def go_on(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.go_on`."""
+        self._pushes, self._divisors, self._held, self.step = {}, {}, [], []
+        self._steps = dict.fromkeys(range(len(left)), 0)
+        self._limit = stalest(self._options.max_staleness, len(left))
+        self.active, self.done = set(range(len(left))), Counter()
+        self.counts.go_on(left)
 
 
 def stalest(max_staleness: int | None, workers: int) -> int:

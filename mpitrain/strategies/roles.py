@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitrain.errors import UsageError
@@ -25,6 +26,12 @@ class Roles:
     def serving_only(self) -> tuple[int, ...]:
         """Servers that are no workers."""
         return tuple(rank for rank in self.servers if rank not in self.workers)
+
+    def among(self, numbers: Sequence[int]) -> Roles:
+        """Local: the same, once only these ranks are left, counted anew in this order."""
+        place = {number: rank for rank, number in enumerate(numbers)}
+        servers, workers = ([place[rank] for rank in some if rank in place] for some in (self.servers, self.workers))
+        return Roles(tuple(servers), tuple(workers))
 
 
 def roles(servers: str, ranks: int) -> Roles:

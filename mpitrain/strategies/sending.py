@@ -57,3 +57,10 @@ class Sending:
     dropped: int = 0
     coming: dict[int, Coming] = field(default_factory=dict)
     targets: dict[int, Buffer] = field(default_factory=dict)
+
+    def go_on(self) -> tuple[object, object]:
+        """Local: workers were lost, and the servers have this optimizer; what was under way, and may still arrive."""
+        left_behind = self.coming, self.targets
+        self.coming, self.targets, self.versions = {}, {}, {}
+        self.begun, self.discard = self.last is not None, False
+        return left_behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,12 +43,16 @@ class Server:
         self._stopped: set[int] = set()
         self._sends: list[tuple[Request, Buffer]] = []
         self._pool = BufferPool()
+        self._talks: dict[int, Iterator[Request]] = {}
+        self._left_behind: list[object] = []
+        self._numbers, self._done = roles.workers, Counter[int]()
         self._signal = self.signal = 0
         self.position = 0
 
     def serve(self) -> None:
         """Local: answer the workers until all of them have come to the end of their programs."""
-        talks = {worker: self._conversation(worker) for worker in range(len(self._roles.workers))}
+        present = [worker for worker in range(len(self._roles.workers)) if worker not in self._stopped]
+        talks = self._talks = {worker: self._conversation(worker) for worker in present}
         waiting = {worker: next(talk) for worker, talk in talks.items()}
         idle_since = time.perf_counter()
         while waiting or self._sends:
@@ -69,6 +74,30 @@ class Server:
                 idle_since = time.perf_counter()
             else:
                 _nap(time.perf_counter() - idle_since)
+
+    def go_on(self, roles: Roles, left: Sequence[int], ended: Sequence[int]) -> None:
+        """Local: some workers were lost; to be followed by `serve`. What was half received or sent is forgotten.
+
+        Args:
+            roles: of the ranks that are left.
+            left: of each worker that is left, counted anew, which it was.
+            ended: those of them, counted anew, that are at the end of their programs.
+        """
+        self._left_behind.append((self._talks, self._sends, self._pool))  # something may still arrive in it
+        self._pool, self._sends, self._begins = BufferPool(), [], []
+        self._roles, self._idle, self._stopped = roles, set(), set(ended)
+        self._index = roles.servers.index(self._there.rank)
+        self._generations = dict.fromkeys(self._sessions, 0)
+        for session in self._sessions.values():
+            self._keep_done(session)
+            session.go_on(left)
+            session.policy.active -= self._stopped
+        self._numbers = tuple(self._numbers[worker] for worker in left)
+
+    def _keep_done(self, session: Session) -> None:
+        """Local: a session forgets how many gradients of each worker it has seen."""
+        for worker, number in session.policy.done.items():
+            self._done[self._numbers[worker]] += number
 
     # What a worker says.
 
@@ -140,6 +169,8 @@ class Server:
             states = session.empty_states(part, with_slots=setup["has_state"])
             yield from self._receive(worker, *[array for state in states for array in state])
             session.parts[part].set_state(states, setup["iterations"])
+        if number in self._sessions:
+            self._keep_done(self._sessions[number])
         self._sessions[number], self._generations[number] = session, message.version
         self._look_at_begins()
 
@@ -257,11 +288,15 @@ class Server:
         self._send(worker, *[array for state in states for array in state])
 
     def _counted(self, number: int) -> dict[str, Any]:
+        done = Counter(self._done)
+        for other in self._sessions.values():
+            done.update({self._numbers[worker]: number for worker, number in other.policy.done.items()})
         session = self._sessions.get(number)
         if session is None:
-            return {}
+            return {"done": dict(done)}
         counts = session.policy.counts
         return {
+            "done": dict(done),
             "updates": counts.updates,
             "samples": counts.samples,
             "dropped": dict(counts.dropped),

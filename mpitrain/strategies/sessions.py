@@ -60,11 +60,11 @@ class Session:
         self.seen: dict[tuple[int, int], int] = {}
         self.pushed: dict[tuple[int, int], Buffer] = {}
         self._answer, self._add_up = answer, add_up
-        clipping = bool(setup["clipnorm"] or setup["global_clipnorm"])
+        whole = bool(setup["clipnorm"] or setup["global_clipnorm"]) or options.whole_updates
         self._servers = [one for one in range(servers) if self.layout.of_server(one)]
         self.policy: SyncPolicy | AsyncPolicy
         if options.mode == "sync":
-            self.policy = SyncPolicy(self, self.own, workers, options.backup_workers, clipping)
+            self.policy = SyncPolicy(self, self.own, workers, options.backup_workers, whole)
         else:
             self.policy = AsyncPolicy(self, self.own, workers, options)
 
@@ -87,6 +87,11 @@ class Session:
     def came(self, worker: int, message: Message, content: Any) -> None:
         """Local: one part of a gradient of a worker."""
         self.policy.came(worker, message, content)
+
+    def go_on(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost. Those that are left have got nothing yet; see `policies.Counts.go_on`."""
+        self.answered, self.seen, self.pushed = {}, {}, {}
+        self.policy.go_on(left)
 
     # What the policy asks for.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Communicator, Request
 from mpitrain.errors import CollectiveError, UsageError
-from mpitrain.strategies.messages import Answer, Message, Status, from_text
+from mpitrain.strategies.messages import Answer, Kind, Message, Status, from_text
 from mpitrain.strategies.roles import Roles
 
 
@@ -25,8 +25,21 @@ class Talk:
 
     def __init__(self, there: Communicator, back: Communicator, roles: Roles, hosts: Sequence[str]) -> None:
         self._there, self._back = there, back
+        self.between(roles, hosts)
+
+    def between(self, roles: Roles, hosts: Sequence[str]) -> None:
+        """Local: from now on messages go between these ranks, which the communicators have now."""
         self.roles, self._hosts = roles, tuple(hosts)
-        self.worker = roles.workers.index(there.rank)
+        self.worker = roles.workers.index(self._there.rank)
+
+    def done(self) -> dict[int, int]:
+        """Local: how many gradients of each rank that is or was a worker the servers have applied, or dropped."""
+        found: dict[int, int] = {}
+        for server in range(len(self.roles.servers)):
+            self._say(server, Message(Kind.COUNTS))
+            for number, count in self._hear_text(server)["done"].items():
+                found[int(number)] = max(count, found.get(int(number), 0))
+        return found
 
     def _start(self, server: int, *buffers: Buffer) -> list[Request]:
         rank = self.roles.servers[server]

@@ -64,7 +64,7 @@ class DataParallel(keras.callbacks.Callback):
         self._world = world or current_world()
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
-        self._unverified = False
+        self._unverified = self._goes_on = False
         self._spare: Any = None
         self._hook: _ModelHook | None = None
         self._phases: list[Phase] = []  # before each evaluation under way
@@ -76,7 +76,7 @@ class DataParallel(keras.callbacks.Callback):
             training: a `fit` follows, and no evaluation.
         """
         self._phases.clear()
-        self._unverified, self._spare = False, None
+        self._unverified, self._spare, self._goes_on = False, None, True
         self._world.activity.phase = "compute" if training else "start"
         if self._hook is not None:
             self._hook.active, self._hook.synchronized = int(training), True
@@ -110,7 +110,7 @@ class DataParallel(keras.callbacks.Callback):
             self._hook.active += 1
             _start_alike(self.model, self._world)
             begin_anew = getattr(hook_of(self.model.optimizer), "begin_anew", None)
-            if begin_anew is not None:  # parameter servers
+            if begin_anew is not None and not self._goes_on:  # parameter servers
                 begin_anew()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -110,6 +110,13 @@ class Exchange:
         """Local: so many updates are made, on all ranks."""
         self.world.activity.updates = self.statistics.updates = updates
 
+    def catch_up(self) -> None:
+        """Collective: after the loss of ranks, the variables become those of the servers, where there are any."""
+
+    def done(self) -> dict[int, int]:
+        """Local: of ranks, by their numbers in the job, how many gradients were used or dropped, if servers count."""
+        return {}
+
     def next_number(self) -> int:
         """Local: 0, 1, 2, ...: tells optimizers apart, whose variables may have equal names."""
         return next(self._numbers)

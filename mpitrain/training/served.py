@@ -59,6 +59,14 @@ class ServedExchange(Exchange):
                 hook.assign(session, arrays)
         return 0
 
+    def catch_up(self) -> None:
+        """Collective: after the loss of ranks, the variables become those of the servers."""
+        self.join()
+
+    def done(self) -> dict[int, int]:
+        """Local: of ranks, by their numbers in the job, how many gradients the servers have used or dropped."""
+        return self.client.done()
+
     def _values(self, session: Sending) -> Sequence[Buffer]:
         hook = self._hooks.get(session.number)
         if hook is None:  # the program has dropped the optimizer

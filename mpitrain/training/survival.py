@@ -4,12 +4,16 @@ Where the ranks that are left stand is one step apart at most: of an update some
 have made it, while others had not. (An update is made as a whole or not at all: see `Exchange.whole_updates`.) The
 state of a rank that is furthest becomes that of all; samples whose update was made nowhere are dealt out again, with
 the rest of the epoch, among those that are left. What was traced stays as it is: it asks the World who takes part.
+
+Workers of parameter servers stand wherever their own steps have led them. What they have in common is on the servers:
+all take over the parameters from there, and what was trained is what the servers have counted (see `undone`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,19 +24,22 @@ import tensorflow as tf
 
 from mpitrain.comm import shrinking, watch
 from mpitrain.comm.world import World
+from mpitrain.data.sharding import Indices
 from mpitrain.data.source import DataSource
 from mpitrain.errors import RankLostError, UsageError
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.options import SHRINK
+from mpitrain.strategies.parameter_server import is_served
 from mpitrain.training.checkpoint.continued import ContinuedCallbacks
 from mpitrain.training.checkpoint.counters import counters_of, set_counters
 from mpitrain.training.checkpoint.options import Position
 from mpitrain.training.checkpoint.state import Array, items_of, metrics_of
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.replicas import adopt
+from mpitrain.training.undone import Undone
 
 Result = TypeVar("Result")
-TRAINING, TIMES, EVALUATION, SAVING = range(4)
+TRAINING, TIMES, EVALUATION, COUNTING, SAVING = range(5)
 
 
 @dataclass(frozen=True)
@@ -176,11 +183,29 @@ class Survival:
         self._world, self._model, self._batch_size, self._counting = world, model, batch_size, list(counting)
         self._results: dict[int, Any] = {}
         self._begin = world.activity.updates
+        self._undone: Undone | None = None
+        self._left: Indices | None = None  # of the epoch under way, where that is no end of its order
+
+    def begin(self, position: Position) -> None:
+        """Collective: the training begins there."""
+        world, order = self._world, self.source.order
+        if self.is_asked_for and is_served(world) and order is not None:
+            done = world.communicator.broadcast_obj(exchange_of(world).done() if world.is_root else None)
+            left = order(position.epoch, position.samples)
+            whole = functools.partial(_whole, order)
+            self._undone = Undone(whole, self._batch_size, position.epoch, left, world.numbers, done)
+
+    def rest(self, position: Position) -> Any:
+        """Local: this rank's share of what is left of the epoch under way; None where that is not known."""
+        source = self.source
+        if self._left is not None and source.some is not None:
+            return source.some(self._left)
+        return None if source.rest is None else source.rest(position.epoch, position.samples)
 
     @property
     def is_asked_for(self) -> bool:
         """Whether the run is to go on without ranks that are lost."""
-        return self._world.faults.on_failure == SHRINK and self._world.size > 1
+        return self._world.faults.on_failure == SHRINK and (self._world.whole or self._world).size > 1
 
     @property
     def per_step(self) -> int:
@@ -202,6 +227,11 @@ class Survival:
             raise UsageError(
                 "--on-failure shrink: a lost rank would take its accumulated gradients with it; train without "
                 "gradient_accumulation_steps, or with --on-failure restart"
+            )
+        if self.is_asked_for and is_served(self._world) and self.source.deal is not None and self.source.some is None:
+            raise UsageError(
+                f"--on-failure shrink with --strategy ps: {self.source.description} has no positions of samples, so "
+                "those of a lost worker could not be dealt out again; leave out one of the two"
             )
 
     def stage(self, number: int, action: Callable[[], Result]) -> Result:
@@ -248,7 +278,8 @@ class Survival:
                 position = self._take_over(stage, per_step)
                 is_done = True
         if position is None:
-            raise RankLostError("a rank was lost before the first update, so the job is to be started again") from error
+            text = "a rank was lost before all others had made an update, so the job is to be started again"
+            raise RankLostError(text) from error
         updates = self._world.activity.updates
         self._note(Loss(tuple(ranks), tuple(hosts), self._world.size, position.epoch, updates, 0.0), since)
 
@@ -277,24 +308,29 @@ class Survival:
         """
         world, every, activity = self._world, self.every, self._world.activity
         communicator = world.communicator
-        places = communicator.all_gather_obj((stage, activity.updates, every.ended if every else 0))
+        places = communicator.all_gather_obj((stage, every.ended if every else 0, activity.updates))
         furthest = max(places)
-        if every is None or furthest[1] == self._begin:
+        # Of a worker that has made no update the servers may know nothing; all-reduce makes each on all ranks.
+        made = min(updates for _, _, updates in places) if self._undone is not None else furthest[2]
+        if every is None or made == self._begin:
             return None
+        exchange = exchange_of(world)
+        exchange.catch_up()
         samples = self.source.train_count
         facts: Any = None
         root = places.index(furthest)
         if world.rank == root:
             counters = [counters_of(callback) for callback in self._counting]
             stop = bool(self._model.stop_training)
-            facts = every.position(per_step, samples), *every.noted, counters, stop, self._results
+            facts = every.position(per_step, samples), exchange.done(), *every.noted, counters, stop, self._results
         facts = communicator.broadcast_obj(facts, root)
-        position: Position = facts[0]
-        history, epochs, counters, stop, results = facts[1:]
+        position, done = facts[:2]
+        history, epochs, counters, stop, results = facts[2:]
         variables = [item.variable for item in items_of(self._model) if item.rule is None]
         adopt(variables, root, world=world)
         # From here on nothing is asked of the others.
-        exchange_of(world).count_from(furthest[1])
+        exchange.count_from(furthest[2])
+        position = self._deal_again(position, done, TRAINING not in results)
         self._results, self._model.stop_training = dict(results), stop
         for callback, counted in zip(self._counting, counters, strict=True):
             set_counters(callback, counted)
@@ -303,3 +339,16 @@ class Survival:
         self.source = self.source.deal(world.rank, world.size)
         self.on_loss(position, TRAINING not in results)
         return position
+
+    def _deal_again(self, position: Position, done: dict[int, int], training: bool) -> Position:
+        """Local: what nobody has trained with is dealt out to the workers that are left; where that is."""
+        if self._undone is None or not training:
+            return position
+        left = self._undone.after(position.epoch, done)
+        self._undone.deal(position.epoch, left, self._world.numbers, done)
+        self._left = left
+        return dataclasses.replace(position, samples=self.source.train_count - len(left))
+
+
+def _whole(order: Callable[[int, int], Indices], epoch: int) -> Indices:
+    return order(epoch, 0)

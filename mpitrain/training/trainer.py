@@ -31,7 +31,16 @@ from mpitrain.training.objective import check_fits, objective
 from mpitrain.training.output import MODEL_NAME, prepare_directory, save_model, save_summary
 from mpitrain.training.reporting import Report
 from mpitrain.training.servers import ServerCounts, server_counts
-from mpitrain.training.survival import EVALUATION, SAVING, TIMES, TRAINING, Loss, PlacedCallbacks, Survival
+from mpitrain.training.survival import (
+    COUNTING,
+    EVALUATION,
+    SAVING,
+    TIMES,
+    TRAINING,
+    Loss,
+    PlacedCallbacks,
+    Survival,
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,8 @@ class Trainer:
         results, evaluated_on = survival.stage(EVALUATION, lambda: self._evaluate(survival.source, parallel, history))
         epochs = len(next(iter(history.values()), [])) - begin.epoch
         samples = source.train_count * epochs - begin.samples
-        summary = Summary(history, evaluated_on, results, samples, times, None, server_counts(self.model, world))
+        counts = survival.stage(COUNTING, lambda: server_counts(self.model, world))
+        summary = Summary(history, evaluated_on, results, samples, times, None, counts)
         if output is not None:
             summary = survival.stage(SAVING, lambda: self._save(summary, survival, Path(output))) or summary
         return dataclasses.replace(summary, losses=tuple(survival.losses))
@@ -193,6 +203,7 @@ class Trainer:
         exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
+            survival.begin(begin)
             history = survival.stage(TRAINING, lambda: self._fit(survival, every, parallel, checkpoint))
         finally:
             report.close()
@@ -222,7 +233,7 @@ class Trainer:
         first = position.epoch
         if position.samples and source.rest is not None:
             first += 1
-            rest = self._batches(source.rest(position.epoch, position.samples))
+            rest = self._batches(survival.rest(position))
             if source.train_count - position.samples < self.world.size:
                 parallel.begin_without_data(rest)
             with every.rest_of_epoch(position.step), warnings.catch_warnings():

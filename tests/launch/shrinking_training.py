@@ -1,6 +1,6 @@
 """A training whose weights tell which samples made them, while ranks kill themselves.
 
-    mpirun --with-ft ulfm ... python shrinking_training.py DIRECTORY RANK:WHEN:NUMBER:MILLISECONDS ...
+    mpirun --with-ft ulfm ... python shrinking_training.py DIRECTORY STRATEGY RANK:WHEN:NUMBER:MILLISECONDS ...
 
 A rank dies so many milliseconds after update NUMBER (WHEN is `update`) or after the beginning of the NUMBER-th
 validation (`test`); or after update NUMBER it makes a file `reached-RANK`, and waits to be killed (`reach`).
@@ -9,6 +9,10 @@ A sample is one 1 among zeros, and the loss the sum of all outputs: each update 
 alone, one over their number. So the weights at the end follow from the order of each epoch, and from how many ranks
 there were at each update; a sample that is left out or seen twice, an update of which a part is missing, or a mean over
 ranks that are gone, shows.
+
+STRATEGY is `all-reduce`; or `ps`: rank 0 hosts the parameters, and each of the others makes an update of each of its
+samples when it comes to it. Then every sample adds one to its weights in every epoch, whoever has it; but the first
+gradient of a worker does not count if another one has made an update before.
 """
 
 from __future__ import annotations
@@ -32,8 +36,12 @@ from mpitrain.data.source import DataSource, Share, assemble
 from mpitrain.training.survival import Loss
 
 SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
-directory, *kills = sys.argv[1:]
+directory, strategy, *kills = sys.argv[1:]
 world = mpitrain.init(on_failure="shrink")
+number = world.rank
+if strategy == "ps":
+    WIDTH, BATCH = 100, 1
+    world = mpitrain.ParameterServer(mode="async").start()
 me, ranks = world.rank, world.size
 
 
@@ -42,12 +50,13 @@ class Death(keras.callbacks.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        own = next((kill.split(":") for kill in kills if int(kill.split(":")[0]) == me), ["", "", "0", "0"])
+        own = next((kill.split(":") for kill in kills if int(kill.split(":")[0]) == number), ["", "", "0", "0"])
         self.when, self.number, self.milliseconds = own[1], int(own[2]), float(own[3])
         self.tests = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.when == "update" and world.activity.updates == self.number:
+        if self.when == "update" and world.activity.updates >= self.number:
+            self.when = ""
             self.die()
         if self.when == "reach" and world.activity.updates == self.number:
             Path(directory, f"reached-{me}").touch()
@@ -111,10 +120,17 @@ summary = mpitrain.Trainer(
     progress=False,
 ).fit(data(), directory)
 narrow, wide = (np.asarray(weights) for weights in trained.get_weights())
-np.testing.assert_allclose(narrow[:, 0], expected(summary.losses), rtol=1e-5)
+updates = world.activity.updates
+if strategy == "ps":
+    lacking = np.flatnonzero(narrow[:, 0] != EPOCHS)
+    assert len(lacking) < ranks, f"samples {lacking} were seen {narrow[lacking, 0]} times"
+    assert (narrow[lacking, 0] == EPOCHS - 1).all(), f"samples {lacking} were seen {narrow[lacking, 0]} times"
+    updates = round(narrow[:, 0].sum())
+else:
+    np.testing.assert_allclose(narrow[:, 0], expected(summary.losses), rtol=1e-5)
 assert (wide == narrow).all(), "an update was made in part"
 sums = mpitrain.all_gather_obj(zlib.crc32(wide.tobytes()))
 assert sums == [sums[0]] * world.size, f"weights differ: {sums}"
 assert {name: len(values) for name, values in summary.history.items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
-assert int(trained.optimizer.iterations.numpy()) == world.activity.updates
-print(f"rank {me} is {world.rank} of {world.size}, after {world.activity.updates} updates", flush=True)
+assert int(trained.optimizer.iterations.numpy()) == updates
+print(f"rank {number} is {world.rank} of {world.size}, after {world.activity.updates} updates", flush=True)

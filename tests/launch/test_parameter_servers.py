@@ -1,4 +1,4 @@
-"""Jobs with parameter servers: the library, the command, and a server that dies."""
+"""Jobs with parameter servers: the library, the command, and servers and workers that die."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Mpirun
+from tests.launch.conftest import Job, Mpirun
 
 SERVED = ("-m", "mpitrain", "--strategy", "ps", "--model", "mlp")
+SURVIVING = ("--mode", "async", "--on-failure", "shrink")
+FAULT_TOLERANT = ("--with-ft", "ulfm")
 LONG = 400
 
 
@@ -49,19 +51,62 @@ def test_no_worker_is_an_error_that_all_leave_with(mpirun: Mpirun) -> None:
     assert "--ps 2 leaves no worker" in finished.stderr
 
 
-def test_a_server_that_dies_ends_the_job(mpirun: Mpirun, tmp_path: Path) -> None:
-    job = mpirun.start(3, [*SERVED, "--epochs", "100000", "--output", str(tmp_path)])
-    server = None
+def kill(job: Job, rank: int, after: str) -> None:
+    """Kill a rank once the job has shown a line that begins so."""
     end = time.monotonic() + LONG
     assert job.process.stdout is not None
-    while time.monotonic() < end and not job.process.stdout.readline().startswith("epoch 1/"):
+    while time.monotonic() < end and not job.process.stdout.readline().startswith(after):
         pass
+    found = None
     for pid in job.processes():
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if {b"OMPI_COMM_WORLD_RANK=0", b"PMI_RANK=0"} & set(environment):
-            server = pid
-    assert server is not None
-    os.kill(server, signal.SIGKILL)
+        if {b"OMPI_COMM_WORLD_RANK=%d" % rank, b"PMI_RANK=%d" % rank} & set(environment):
+            found = pid
+    assert found is not None
+    os.kill(found, signal.SIGKILL)
+
+
+def is_over(job: Job) -> bool:
+    """Whether no process is left, a moment after the launcher's end."""
+    end = time.monotonic() + 10
+    while job.processes() and time.monotonic() < end:
+        time.sleep(0.1)
+    return job.processes() == []
+
+
+@pytest.mark.parametrize("policy", ["abort", "shrink"])
+def test_a_server_that_dies_ends_the_job(mpirun: Mpirun, tmp_path: Path, policy: str) -> None:
+    if policy == "shrink" and not mpirun.is_open_mpi:
+        pytest.skip("MPICH cannot")
+    options, ranks = (SURVIVING, FAULT_TOLERANT) if policy == "shrink" else ([], ())
+    words = [*SERVED, *options, "--epochs", "100000", "--output", str(tmp_path)]
+    job = mpirun.start(3, words, options=ranks)
+    kill(job, 0, "epoch 1/")
     finished = job.finish(60)
     assert finished.returncode != 0
     assert "rank 0" in finished.stderr, finished.output
+    assert "go on without it" not in finished.stderr, finished.output
+    assert is_over(job), finished.output
+
+
+def test_a_worker_that_dies_is_dropped(mpirun: Mpirun, tmp_path: Path) -> None:
+    if not mpirun.is_open_mpi:
+        pytest.skip("MPICH cannot")
+    paths = ["--output", str(tmp_path / "out"), "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    words = [*SERVED, *SURVIVING, "--epochs", "8", "--learning-rate", "0.005", *paths]
+    job = mpirun.start(4, words, options=FAULT_TOLERANT)
+    kill(job, 1, "epoch 2/")  # the first worker, which shows progress, saves, and gave the servers the parameters
+    finished = job.finish(LONG)
+    assert finished.returncode == 0, finished.output
+    told = r"^mpitrain: rank 1 on \S+ was killed by SIGKILL.*; the others go on without it$"
+    assert len(re.findall(told, finished.stderr, re.MULTILINE)) == 1, finished.output
+    assert re.search(r"^lost +rank 1 \(\S+\) in epoch \d after update \d+; 2 ranks", finished.stdout, re.MULTILINE)
+    (accuracy,) = re.findall(r"^result +accuracy ([\d.]+)", finished.stdout, re.MULTILINE)
+    assert float(accuracy) > 0.9, finished.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [loss["ranks"] for loss in summary["losses"]] == [[1]]
+    assert (summary["ranks"], len(summary["history"]["loss"])) == (2, 8)
+    assert sum(summary["servers"]["staleness"].values()) == summary["servers"]["updates"]
+    manifest = json.loads((max((tmp_path / "checkpoints").glob("checkpoint-*")) / "manifest.json").read_text())["info"]
+    assert (manifest["position"]["epoch"], manifest["ranks"]) == (8, 2), "the next worker writes what the first did"
+    assert is_over(job), finished.output

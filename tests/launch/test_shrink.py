@@ -158,11 +158,23 @@ def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun:
         f"{second}:update:{choose.randint(22, 45)}:{choose.uniform(0, 20):.1f}",
         f"{third}:test:3:{choose.uniform(0, 20):.1f}",
     ]
-    finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], sys.executable, TRAINING, str(tmp_path), *kills))
+    words = [sys.executable, TRAINING, str(tmp_path), "all-reduce", *kills]
+    finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], *words))
     assert finished.returncode == 0, f"{kills}\n{finished.output}"
     (last,) = {0, 1, 2, 3} - {first, second, third}
     assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
     assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [3, 2, 1], finished.output
+
+
+def test_workers_of_a_parameter_server_see_each_sample_once(mpirun: Mpirun, tmp_path: Path) -> None:
+    choose = random.Random(7)
+    first, second, last = choose.sample(range(1, 4), 3)
+    kills = [f"{first}:update:{choose.randint(2, 150)}:{choose.uniform(0, 40):.1f}", f"{second}:test:4:5.0"]
+    words = [sys.executable, TRAINING, str(tmp_path), "ps", *kills]
+    finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], *words))
+    assert finished.returncode == 0, f"{kills}\n{finished.output}"
+    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [2, 1], finished.output
 
 
 def test_the_default_job_loses_rank_0(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from mpitrain.comm import simulated
 from mpitrain.comm import world as worlds
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.world import World, world_of
+from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
@@ -21,19 +22,36 @@ from mpitrain.strategies.options import ServerOptions
 from mpitrain.strategies.parameter_server import connect
 from mpitrain.training.exchange import exchange_of, sample_count
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from tests.unit.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
 STEPS = 3
+Work = Callable[[World], Any]
 
 
-def run(ranks: int, work: Callable[[World], Any], **options: Any) -> list[Any]:
-    """What `work` returns on each worker of a job of threads, once the servers have ended."""
+class DeathError(Exception):
+    """Raised by `work` on a worker that dies."""
+
+
+def run(ranks: int, work: Work, dying: Sequence[int] = (), **options: Any) -> list[Any]:
+    """What `work` returns on each worker of a job of threads, once the servers have ended.
+
+    Args:
+        ranks: of the job.
+        work: what a worker does.
+        dying: workers, by their ranks in the job, on which it raises DeathError.
+        options: of the servers.
+    """
+    left = [rank for rank in range(ranks) if rank not in dying]
+
+    def body(communicator: Any) -> Any:
+        return _run(MortalCommunicator.of(communicator, left) if dying else communicator, work, options, bool(dying))
+
     with _same_world_after():
-        found = simulated.run(ranks, lambda communicator: _run(communicator, work, options))
-    return [result for result in found if result is not None]
+        return [result for result in simulated.run(ranks, body) if result is not None]
 
 
-def run_here(communicator: Communicator, work: Callable[[World], Any], **options: Any) -> Any:
+def run_here(communicator: Communicator, work: Work, **options: Any) -> Any:
     """Collective: what `work` returns on this rank, once the servers have ended; None on servers."""
     with _same_world_after():
         return _run(communicator, work, options)
@@ -48,12 +66,17 @@ def _same_world_after() -> Iterator[None]:
         worlds._current[:] = before
 
 
-def _run(communicator: Communicator, work: Callable[[World], Any], options: dict[str, Any]) -> Any:
+def _run(communicator: Communicator, work: Work, options: dict[str, Any], shrinks: bool = False) -> Any:
     hosts = ["host"] * communicator.size
     place = topology(communicator.rank, hosts, hosts)
     world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8))
+    world.faults = FaultOptions(on_failure="shrink" if shrinks else "abort")
     member = connect(world, ServerOptions(**options))
-    result = None if member is None else work(member)
+    try:
+        result = None if member is None else work(member)
+    except DeathError:
+        communicator.revoke()  # as the first does that notices it
+        return None
     world.finish()
     return result
 

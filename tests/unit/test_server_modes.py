@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.comm import shrinking
 from mpitrain.comm.world import World
+from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
+from mpitrain.strategies.messages import Kind, Message
 from mpitrain.strategies.parameter_server import client_of
 from mpitrain.training.exchange import exchange_of, sample_count
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.servers import pull_rows
-from tests.unit.served_job import gradients_of, run, samples_of
+from tests.unit.served_job import DeathError, gradients_of, run, samples_of
 
 SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]
 STEPS = 4
@@ -176,3 +179,77 @@ def test_a_server_that_works_too(compression: str) -> None:
     for one in found:
         for value, expected in zip(one, values, strict=True):
             np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
+
+
+def push_until_one_dies(world: World, dying: int, deadly_step: int) -> tuple[list[Any], dict[int, int], dict[str, Any]]:
+    """As `push_all`, where one worker dies; those that are left ask the servers which of their steps were made."""
+    number = world.numbers[world.rank]
+    kept = variables()
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world)
+    exchange, steps = exchange_of(world), STEPS + 6
+    step = 0
+    while step < steps:
+        if number == dying and step == deadly_step:
+            client = client_of(world)
+            client._start(0, Message(Kind.PUSH, session=0, samples=1.0).pack())  # and no more
+            raise DeathError
+        try:
+            optimizer.apply([tf.constant(g) for g in gradients_of(number, step, SHAPES)], kept)
+            if step == 0:  # from the first update of all on
+                exchange.join()
+            if step == steps - 1:
+                exchange.join()
+            step += 1
+        except RankLostError:
+            left = shrinking.shrink(world)
+            assert left.lost == (dying,)
+            assert dying not in world.numbers
+            exchange.catch_up()
+            step = exchange.done()[number]
+    return [v.numpy() for v in kept], exchange.done(), hook_of(optimizer).counts()
+
+
+@pytest.mark.parametrize("dying", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{"mode": "async"}, {"mode": "async", "max_staleness": 0}, {"backup_workers": 2}], ids=str
+)
+def test_the_others_go_on_without_a_worker_that_dies(options: dict[str, Any], dying: int) -> None:
+    found = run(4, lambda world: push_until_one_dies(world, dying, 3), dying=[dying], **options)
+    assert len(found) == 2
+    values, done, counts = found[0]
+    assert done == {number: 3 if number == dying else STEPS + 6 for number in (1, 2, 3)}
+    assert counts["updates"] + sum(counts["dropped"].values()) == sum(done.values())
+    for value, other in zip(values, found[1][0], strict=True):
+        np.testing.assert_array_equal(value, other)
+    if options.get("mode") == "async":
+        expected = [np.full(shape, 1.0) for shape in SHAPES]
+        for number, steps in done.items():
+            for step in range(steps):
+                for value, gradient in zip(expected, gradients_of(number, step, SHAPES), strict=True):
+                    np.subtract(value, RATE * gradient, out=value)
+        for value, wanted in zip(values, expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_server_or_the_last_worker_that_dies_ends_the_job() -> None:
+    def work(world: World) -> str:
+        optimizer, kept = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world), variables()
+        optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, 0, SHAPES)], kept)
+        exchange_of(world).join()
+        raise DeathError
+
+    with pytest.raises(TooFewRanksError, match="no worker is left of 1"):
+        run(2, work, dying=[1], mode="async")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "sync"}, "--mode sync waits for each worker.*--mode async, --backup-workers 1"),
+        ({"mode": "async", "servers": "colocated"}, "--ps colocated does not go on.*--ps 1"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_on_without_a_worker_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(AgreedError, match=text):
+        run(3, lambda world: None, dying=[2], **options)

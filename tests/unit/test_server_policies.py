@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpitrain.strategies.averages import clip_factors, mean, mean_rows
 from mpitrain.strategies.messages import COLUMNS, Answer, Kind, Message, Status
 from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.policies import AsyncPolicy, Push, SyncPolicy, stalest
+from mpitrain.strategies.policies import LOST, AsyncPolicy, Push, SyncPolicy, stalest
 
 PARTS = (0, 2)
 
@@ -220,3 +220,35 @@ def test_half_precision_does_not_overflow(workers: int) -> None:
     found = rounded(array, np.dtype(np.float16))
     assert np.isfinite(found).all()
     assert rounded(array, np.dtype(np.float32)) is array
+
+
+def test_async_with_whole_updates_applies_nothing_of_a_gradient_that_is_cut_off() -> None:
+    host = Recorder()
+    policy = AsyncPolicy(host, PARTS, 3, ServerOptions(mode="async", max_staleness=0, whole_updates=True))
+    policy.came(1, message(0), "x")
+    assert host.taken() == []
+    whole(policy, 0, 0)
+    assert host.taken() == ["update 0 of 0 / 1", "update 2 of 0 / 1"]  # and waits for the others
+    policy.counts.dropped.update({0: 1, 1: 2, 2: 3})
+    assert policy.done == {0: 1}
+    policy.go_on([0, 2])  # worker 1 is lost, and 2 is 1 from now on
+    assert (policy.active, policy.done, policy.version) == ({0, 1}, {}, 1)
+    assert policy.counts.dropped == {0: 1, 1: 3, LOST: 2}
+    whole(policy, 0, 1)
+    assert host.taken() == ["update 0 of 0 / 1", "update 2 of 0 / 1"]
+    whole(policy, 1, 1)
+    assert host.taken()[2:] == ["answer 0.0", "answer 0.2", "answer 1.0", "answer 1.2"]
+
+
+def test_backup_workers_are_counted_from_those_that_are_left() -> None:
+    host = Recorder()
+    policy = SyncPolicy(host, PARTS, 3, 1, whole=True)
+    whole(policy, 2, 0)
+    policy.came(1, message(0), "x")
+    policy.go_on([0, 2])
+    assert (policy.active, policy.done) == ({0, 1}, {})
+    whole(policy, 1, 0)
+    assert host.taken() == ["update all of 1", "answer 1.0", "answer 1.2"]
+    whole(policy, 0, 0)
+    assert host.taken() == ["drop 0.0", "drop 0.2"]
+    assert (policy.done, policy.counts.dropped) == ({0: 1, 1: 1}, {0: 1})

@@ -98,7 +98,10 @@ def test_options(environ: dict[str, str], given: dict[str, Any], expected: tuple
     ],
 )
 def test_which_deaths_are_survived(on_failure: str, status: int | None, survived: bool) -> None:
-    assert Losses(FaultOptions(on_failure=on_failure)).survives(status) == survived
+    losses = Losses(FaultOptions(on_failure=on_failure))
+    losses.need([0])
+    assert losses.survives(1, status) == survived
+    assert not losses.survives(0, status)  # it hosts parameters
 
 
 def test_a_new_hub_does_not_tell_of_old_losses() -> None:
