@@ -191,6 +191,7 @@ def test_dry_run(tmp_path: Path) -> None:
         (["-np", "1", "--allow-run-as-root", "-x", "NOT_SET_HERE"], "the variable is not set here"),
         (["-np", "1", "-H", "a", "--allow-run-as-root", "-p", "0"], "ssh port is 0"),
         (["-np", "1", "--allow-run-as-root", "--network-interfaces", "eth0;x"], "no network interface"),
+        (["-np", "1", "--allow-run-as-root", "--survive", "hosts"], "add --on-failure shrink"),
     ],
 )
 def test_bad_input_is_told_in_one_sentence(words: list[str], complaint: str) -> None:
