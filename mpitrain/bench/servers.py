@@ -13,6 +13,7 @@ import numpy as np
 from mpitrain.bench.exchange import split
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median, ratio
+from mpitrain.bench.server_strategy import NAME, ServerStrategy
 from mpitrain.comm.world import World, use
 from mpitrain.errors import AgreedError
 from mpitrain.strategies.options import ServerOptions
@@ -39,7 +40,13 @@ class Straggler:
     seconds: float = 5.0
 
 
-def measure(world: World, mebibytes: Sequence[float], servers: Sequence[int], repeat: int) -> Iterator[Row]:
+def measure(
+    world: World,
+    mebibytes: Sequence[float],
+    servers: Sequence[int],
+    repeat: int,
+    peer: ServerStrategy | None = None,
+) -> Iterator[Row]:
     """Collective: one row for each number of bytes and of servers.
 
     The last ranks are workers, as many as there are beside the most servers, so that all rows have the same ones.
@@ -51,6 +58,7 @@ def measure(world: World, mebibytes: Sequence[float], servers: Sequence[int], re
         mebibytes: sizes of all gradients together, float32, in `TENSORS` tensors.
         servers: numbers of servers; their ranks are the first ones.
         repeat: rounds.
+        peer: with as many servers, where there is one number of them; it has a turn in each round, too.
 
     Raises:
         AgreedError: there are too few ranks.
@@ -67,7 +75,10 @@ def measure(world: World, mebibytes: Sequence[float], servers: Sequence[int], re
         for _ in range(repeat):
             for count in servers:
                 options = ServerOptions(str(count))
-                found[count].append(_on_workers(world, options, workers, partial(_updates, elements=elements)))
+                turn = _on_workers(world, options, workers, partial(_updates, elements=elements))
+                if peer is not None:
+                    turn["strategy_seconds"] = tuple(world.communicator.broadcast_obj(peer.seconds(elements, CALLS)))
+                found[count].append(turn)
         for count in servers:
             raw = {key: tuple(value for one in found[count] for value in one[key]) for key in found[count][0]}
             yield Row({"MiB": f"{size:g}", "workers": len(workers), "servers": count}, raw, _figures(raw))
@@ -161,7 +172,11 @@ def _updates(world: World, elements: Sequence[int]) -> dict[str, tuple[float, ..
 
 def _figures(raw: Mapping[str, tuple[float, ...]]) -> dict[str, float | None]:
     servers, ring = median(raw["servers_seconds"]), median(raw["all_reduce_seconds"])
-    return {"servers ms": servers * 1e3, "all-reduce ms": ring * 1e3, "servers / all-reduce": ratio(servers, ring)}
+    figures = {"servers ms": servers * 1e3, "all-reduce ms": ring * 1e3, "servers / all-reduce": ratio(servers, ring)}
+    if "strategy_seconds" not in raw:
+        return figures
+    strategy = median(raw["strategy_seconds"])
+    return {**figures, f"{NAME} ms": strategy * 1e3, f"{NAME} / servers": ratio(strategy, servers)}
 
 
 def _throughput(world: World, straggler: Straggler) -> dict[str, tuple[float, ...]]:

@@ -13,6 +13,7 @@ from typing import Any
 from mpitrain.bench import eager, exchange, memory, ordering, peers, recovery, servers, start, step
 from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
+from mpitrain.bench.server_strategy import ServerStrategy
 from mpitrain.bench.workload import MODELS
 from mpitrain.cli import machine as ranks
 from mpitrain.comm.world import World
@@ -50,6 +51,8 @@ def add_parser(subparsers: Subparsers) -> None:
     own = names.add_parser("ps", parents=[common, here], help="parameter servers against all-reduce (under mpirun)")
     own.add_argument("--mebibytes", type=_list(_positive(float)), default=[1.0, 16.0, 100.0], metavar="A,B")
     own.add_argument("--servers", type=_list(_positive(int)), default=[1], metavar="A,B", help="(default 1)")
+    own.add_argument("--peer", action="store_true", help="TensorFlow's ParameterServerStrategy, too")
+    _add_network(own)
     own = names.add_parser(
         "straggler", parents=[common, here], help="parameter servers with a slow worker (under mpirun)"
     )
@@ -63,8 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
     own.add_argument("--windows", type=_list(_positive(int)), default=list(ordering.WINDOWS), metavar="A,B")
     own.add_argument("--work-seconds", type=_positive(float), metavar="S", help="with each; default: as it travels")
     own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
-    own.add_argument("--bind", metavar="NETWORKS", help="on several hosts: who may connect to the servers")
-    own.add_argument("--insecure-network", action="store_true", help="let everybody connect")
+    _add_network(own)
     names.add_parser("step", parents=[common, here, models, blocks], help="the training step (under mpirun)")
     names.add_parser(
         "peers", parents=[common, here, models, blocks], help="the step beside other libraries (under mpirun)"
@@ -74,6 +76,11 @@ def add_parser(subparsers: Subparsers) -> None:
     own = names.add_parser("recovery", parents=[common, models], help="from a lost rank to the next step (by itself)")
     own.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
     own.add_argument("--run-args", default="", metavar="'...'", help="options for mpitrain run, as one word")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bind", metavar="NETWORKS", help="on several hosts: who may connect to the servers")
+    parser.add_argument("--insecure-network", action="store_true", help="let everybody connect")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,6 +117,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _strategy(world: World, arguments: argparse.Namespace) -> ServerStrategy | None:
+    """Collective: the peer of `bench ps`, if it is asked for."""
+    if not arguments.peer:
+        return None
+    if len(arguments.servers) > 1 or world.size <= arguments.servers[0]:
+        raise AgreedError("bench ps --peer is for one number of servers, and needs a rank more: leave out --peer")
+    return ServerStrategy(world, arguments.servers[0], arguments.bind, arguments.insecure_network)
+
+
 def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.benchmark == "exchange":
         sizes = (arguments.mebibytes, arguments.tensors)
@@ -117,7 +133,9 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
     if arguments.benchmark == "eager":
         return eager.measure(world, arguments.bytes, arguments.repeat)
     if arguments.benchmark == "ps":
-        return servers.measure(world, arguments.mebibytes, arguments.servers, arguments.repeat)
+        return servers.measure(
+            world, arguments.mebibytes, arguments.servers, arguments.repeat, _strategy(world, arguments)
+        )
     if arguments.benchmark == "straggler":
         how = servers.Straggler(arguments.compute_seconds, arguments.seconds)
         return servers.measure_straggler(world, how, arguments.repeat)

@@ -28,7 +28,7 @@ from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, coun
 from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
-from mpitrain.launch.surviving import SHRINK, surviving
+from mpitrain.launch.surviving import SHRINK, SURVIVED, surviving
 from mpitrain.launch.surviving import promise as survival_promise
 from mpitrain.runtime import launcher
 from mpitrain.runtime.hostfile import Host, parse, read
@@ -82,6 +82,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "help": f"restart means --restarts {RESTARTS}; shrink: the others go on without a rank that dies",
         },
     ),
+    (("--survive",), {"choices": SURVIVED, "help": "the loss of what, with shrink (default hosts, where that can be)"}),
     (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
@@ -127,10 +128,13 @@ def run(arguments: argparse.Namespace) -> int:
     job = _job(arguments)
     policy = restarts.policy(arguments.on_failure, arguments.restarts, arguments.min_np, job.request.ranks)
     if arguments.on_failure == SHRINK:
-        job = surviving(job, policy.min_ranks)
+        job = surviving(job, policy.min_ranks, arguments.survive)
+    elif arguments.survive is not None:
+        raise UsageError("--survive is for jobs that go on without what was lost: add --on-failure shrink")
     ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
     if arguments.dry_run:
-        print(_shown(job.command(os.environ, " ".join(ssh.program) if job.uses_ssh(os.environ) else None)))
+        agent = " ".join(ssh.program) if job.uses_ssh(os.environ) else None
+        print(_shown(job.command(os.environ, agent, ssh.line)))
         return 0
     _tell_allowed(job)
     if arguments.on_failure == SHRINK:
@@ -169,7 +173,7 @@ def _attempt(
     job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None
-        command = job.command(os.environ, str(agent.path) if agent else None)
+        command = job.command(os.environ, str(agent.path) if agent else None, ssh.line)
         if arguments.verbose:
             tell(_shown(command))
         plan = Plan(
@@ -181,6 +185,7 @@ def _attempt(
             arguments.start_timeout,
             arguments.kill_after,
             output,
+            job.survives_hosts,
         )
         return Supervisor(plan, agent, pending).run()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mpitrain.faults import report
 from mpitrain.faults.options import SHRINK, FaultOptions
@@ -12,6 +12,8 @@ from mpitrain.faults.report import Fault
 
 # After which a rank that becomes the hub has nothing to tell of a loss: the one before has.
 TOLD_SECONDS = 3.0
+# After which a lost rank whose connection has not ended is one whose host, or the way there, is gone.
+SILENT_SECONDS = 1.0
 
 
 class Losses:
@@ -34,6 +36,16 @@ class Losses:
         """Local: the job goes on without these."""
         for rank in ranks:
             self._since.setdefault(rank, now)
+
+    def silent(self, connected: Collection[int], now: float) -> dict[int, float]:
+        """Local: of the ranks that still seem to be there, those that the job has gone on without, and since when.
+
+        Args:
+            connected: ranks whose connections have not ended.
+            now: the time.
+        """
+        since = {rank: self._since[rank] for rank in connected if rank in self._since}
+        return {rank: moment for rank, moment in since.items() if now - moment >= SILENT_SECONDS}
 
     def survives(self, rank: int, status: int | None) -> bool:
         """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.

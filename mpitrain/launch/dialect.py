@@ -24,7 +24,7 @@ _SIGNS = (
     (MPICH, re.compile(r"HYDRA build details:\s*Version:\s*([\d.]+)|MPICH Version:\s*([\d.]+)|HYDRA|MPICH|MVAPICH")),
 )
 # Set for the ranks of a job; one started with them would take itself for a part of that job.
-RANK_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_LAUNCHED")
+RANK_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_LAUNCHED", "MPITRAIN_NODE")
 VERSION_TIMEOUT_SECONDS = 30
 ASK_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "

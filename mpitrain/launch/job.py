@@ -14,6 +14,7 @@ from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.commands import Command, build, build_srun
 from mpitrain.launch.dialect import INTEL_MPI, Mpi
+from mpitrain.launch.one_by_one import one_by_one
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import HYDRA, OPEN_MPI, SRUN
 
@@ -49,6 +50,8 @@ class Job:
         mpirun: its path.
         allocation: of a batch system, if there is one.
         srun: if it starts the ranks in place of mpirun.
+        one_by_one: ranks are started without daemons on their hosts, where there are several (see the module of this
+            name).
     """
 
     request: Request
@@ -56,6 +59,7 @@ class Job:
     mpirun: str
     allocation: Allocation | None = None
     srun: Srun | None = None
+    one_by_one: bool = False
 
     @property
     def launcher(self) -> str:
@@ -68,16 +72,25 @@ class Job:
         return self.request.command[: len(OURS)] == OURS
 
     def uses_ssh(self, environ: Mapping[str, str]) -> bool:
-        """Whether other hosts are reached by ssh, given the variables here."""
-        return bool(self.request.hosts) and self.srun is None and reached_by_ssh(self.mpi, self.allocation, environ)
+        """Whether mpirun reaches other hosts by ssh, given the variables here."""
+        itself = bool(self.request.hosts) and self.srun is None and not self.survives_hosts
+        return itself and reached_by_ssh(self.mpi, self.allocation, environ)
 
-    def command(self, environ: Mapping[str, str], agent: str | None) -> Command:
+    @property
+    def survives_hosts(self) -> bool:
+        """Whether ranks can go on when a host is lost."""
+        return self.one_by_one and len(self.request.hosts) > 1
+
+    def command(self, environ: Mapping[str, str], agent: str | None, ssh: str = "ssh") -> Command:
         """The command line, and its variables.
 
         Args:
             environ: the variables here.
             agent: the program that stands for ssh, if it is used.
+            ssh: ssh itself with its options, quoted for a shell.
         """
+        if self.survives_hosts:
+            return build(one_by_one(self.request, ssh), self.mpi, self.mpirun)
         if self.srun is None:
             return build(self.request, self.mpi, self.mpirun, agent)
         # The hosts of the whole allocation need not be named.

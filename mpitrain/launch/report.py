@@ -31,7 +31,11 @@ PATIENCE_SECONDS = 1.0  # for a launcher that does not read
 # `graceful`: a signal is from now on a request to come to an end; `ordinary`: it no longer is.
 # `resumed`, `saved`: a checkpoint was read, or is written: after how many steps. `step`: that many are done.
 # `fault`: a `ToldFault`. `finished`: the exit code, if known.
-EVENTS = ("begun", "met", "graceful", "ordinary", "resumed", "saved", "step", "fault", "finished")
+# Of ranks that are started one by one: `started`, and `ended` with which code; `lost`: ssh's exit code, and the host.
+EVENTS = (
+    *("begun", "met", "graceful", "ordinary", "resumed", "saved", "step", "fault", "finished"),
+    *("started", "ended", "lost"),
+)
 # What taggers of Open MPI, Hydra and srun put before a line.
 TAG = re.compile(rb"\s*(?:\[[\d,]+\](?:<stderr>)?:?|\d+:)\s*")
 
@@ -252,6 +256,11 @@ class Listener:
         """What ranks told first that ends the job."""
         told = (ToldFault.of(mark.detail) for mark in self.marks if mark.event == "fault")
         return next((fault for fault in told if fault is not None), None)
+
+    def connections(self) -> list[tuple[str, int]]:
+        """The hosts to which starters of ranks have lost the connection, and ssh's exit codes."""
+        told = [mark.detail.partition(" ") for mark in self.marks if mark.event == "lost"]
+        return [(host, int(code)) for code, _, host in told if code.lstrip("-").isdecimal()]
 
     def numbers(self, event: str) -> list[int]:
         """The numbers that were told with an event."""

@@ -78,6 +78,11 @@ class Ssh:
             words += ["-i", self.identity_file]
         return tuple(words)
 
+    @property
+    def line(self) -> str:
+        """Program and options, quoted for a shell; with them alone the same Ssh can be made."""
+        return quoted([*self.program, *self.options])
+
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """What to execute here, without a shell, for `words` to be executed on `host`.
 

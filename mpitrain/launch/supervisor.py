@@ -45,6 +45,7 @@ class Plan:
         start_timeout_seconds: in which all ranks must have met.
         grace_seconds: between a signal that ends the job and SIGKILL.
         output: directory for the output of each rank, or None.
+        survives_hosts: once ranks have met, the job goes on when a host is lost.
     """
 
     argv: tuple[str, ...]
@@ -55,6 +56,7 @@ class Plan:
     start_timeout_seconds: float
     grace_seconds: float
     output: Path | None = None
+    survives_hosts: bool = False
 
 
 @dataclass
@@ -239,10 +241,17 @@ class Supervisor:
             self._ending.pop(0)
 
     def _note_hosts(self) -> set[str]:
-        """The hosts whose connection has ended since the last call."""
-        new = {host: code for host, code in (self._agent.ended() if self._agent else ()) if code}
+        """The hosts whose connection has ended since the last call, and without which the job will end."""
+        told = [*(self._agent.ended() if self._agent else ()), *self._outcome.listener.connections()]
+        new = {host: code for host, code in told if code and self._outcome.ssh_codes.get(host) != code}
         self._outcome.ssh_codes |= new
-        return {host for host, code in new.items() if code == NO_CONNECTION}
+        gone = {host for host, code in new.items() if code == NO_CONNECTION}
+        if not (self._plan.survives_hosts and self._outcome.met):
+            return gone
+        self._outcome.lost |= gone
+        for host in sorted(gone):
+            _write_all(2, f"mpitrain: the connection to {host} was lost; the other hosts go on without it\n".encode())
+        return set()
 
     def _forward(self, process: subprocess.Popen[bytes], signum: int, now: float) -> None:
         again = signum in ENDING_SIGNALS and any(other in ENDING_SIGNALS for other in self._outcome.signals)

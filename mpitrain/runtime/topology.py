@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+# For ranks whose MPI takes them all to be on one host: the number of the one they are on.
+NODE_VARIABLE = "MPITRAIN_NODE"
+
 
 @dataclass(frozen=True)
 class Topology:

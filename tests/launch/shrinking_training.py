@@ -3,10 +3,12 @@
     mpirun --with-ft ulfm ... python shrinking_training.py DIRECTORY STRATEGY RANK:WHEN:NUMBER:MILLISECONDS ...
 
 A rank dies so many milliseconds after update NUMBER (WHEN is `update`) or after the beginning of the NUMBER-th
-validation (`test`). A sample is one 1 among zeros, and the loss the sum of all outputs: each update adds, to the
-weights of its samples alone, one over their number. So the weights at the end follow from the order of each epoch, and
-from how many ranks there were at each update; a sample that is left out or seen twice, an update of which a part is
-missing, or a mean over ranks that are gone, shows.
+validation (`test`); or after update NUMBER it makes a file `reached-RANK`, and waits to be killed (`reach`).
+
+A sample is one 1 among zeros, and the loss the sum of all outputs: each update adds, to the weights of its samples
+alone, one over their number. So the weights at the end follow from the order of each epoch, and from how many ranks
+there were at each update; a sample that is left out or seen twice, an update of which a part is missing, or a mean over
+ranks that are gone, shows.
 
 STRATEGY is `all-reduce`; or `ps`: rank 0 hosts the parameters, and each of the others makes an update of each of its
 samples when it comes to it. Then every sample adds one to its weights in every epoch, whoever has it; but the first
@@ -19,7 +21,9 @@ import os
 import signal
 import sys
 import threading
+import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -54,6 +58,9 @@ class Death(keras.callbacks.Callback):
         if self.when == "update" and world.activity.updates >= self.number:
             self.when = ""
             self.die()
+        if self.when == "reach" and world.activity.updates == self.number:
+            Path(directory, f"reached-{number}").touch()
+            time.sleep(600)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self.tests += 1

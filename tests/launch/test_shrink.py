@@ -8,15 +8,19 @@ import random
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
+from mpitrain.launch.processes import descendants
+from tests.launch.conftest import REPOSITORY, TAG, Finished, Job, Mpirun
 from tests.launch.hosts import Hosts
 
 HERE = Path(__file__).parent
+PLACES = str(HERE / "place_program.py")
 PROGRAM, TRAINING, ELASTIC = (str(HERE / f"shrinking_{name}.py") for name in ("program", "training", "elastic"))
 FAULT_TOLERANT = ("--with-ft", "ulfm")
 RUN = (sys.executable, "-m", "mpitrain", "run", "--oversubscribe", "--allow-run-as-root", "--on-failure", "shrink")
@@ -35,6 +39,13 @@ def only_open_mpi(request: pytest.FixtureRequest, mpirun: Mpirun) -> None:
 
 def run(mpirun: Mpirun, ranks: int, options: Sequence[str], *words: str) -> Job:
     return mpirun.execute([*RUN, "-np", str(ranks), *options, *words], ENVIRONMENT)
+
+
+def run_on(hosts: Hosts, mpirun: Mpirun, *words: str) -> Job:
+    """Run on the first of them; processes on the others are found too."""
+    handed = [word for name in (*hosts.environment, TAG) for word in ("-x", name)]
+    environment = {**ENVIRONMENT, **hosts.environment}
+    return mpirun.execute([*hosts.enter("node0"), *RUN, *handed, *words], environment)
 
 
 def none_is_left(job: Job) -> Finished:
@@ -89,13 +100,56 @@ def test_what_cannot_be_done_is_refused(mpirun: Mpirun) -> None:
 
 
 def test_a_rank_that_is_the_last_of_its_host(mpirun: Mpirun, hosts: Hosts) -> None:
-    places = ["-H", "node0:1,node1:1,node2:1", "--map-by", "node", *[w for n in hosts.environment for w in ("-x", n)]]
-    command = [*RUN, "-np", "3", *places, sys.executable, PROGRAM, "large", "1:10"]
-    job = mpirun.execute([*hosts.enter("node0"), *command], {**ENVIRONMENT, **hosts.environment})
+    places = ["-H", "node0:1,node1:1,node2:1", "--map-by", "node", "--survive", "ranks"]
+    job = run_on(hosts, mpirun, *places, sys.executable, PROGRAM, "large", "1:10")
     finished = none_is_left(job)
     assert finished.returncode == 0, finished.output
     assert re.findall(r"^rank (\d) done as (\d) of 2: 0 of 1$", finished.stdout, re.MULTILINE), finished.output
     assert "Not the loss of a host" in finished.stderr, finished.output
+
+
+def test_without_daemons_ranks_are_where_they_belong_and_end(mpirun: Mpirun, hosts: Hosts) -> None:
+    job = run_on(hosts, mpirun, "-H", "node0,node1:2,node2", "-x", "SEEN=a b;$c", sys.executable, PLACES, "wait")
+    assert job.process.stdout is not None
+    shown = [job.process.stdout.readline().strip() for _ in range(4)]
+    places = [
+        "node 0, local 0 on node0",
+        "node 1, local 0 on node1",
+        "node 1, local 1 on node1",
+        "node 2, local 0 on node2",
+    ]
+    expected = [f"rank {rank} of 4: {place}, SEEN=a b;$c, UNSEEN=None" for rank, place in enumerate(places)]
+    assert sorted(shown) == expected, shown
+    assert len(job.processes()) > 4
+    os.kill(descendants(job.process.pid)[0], signal.SIGINT)  # what was started on the host
+    finished = none_is_left(job)
+    assert finished.returncode != 0, finished.output
+    assert "was lost" not in finished.stderr, finished.output
+
+
+def test_training_goes_on_without_hosts(mpirun: Mpirun, hosts: Hosts, tmp_path: Path) -> None:
+    """The last test of this module with hosts: they do not come back."""
+
+    def lose(name: str, silently: bool) -> None:
+        while not (tmp_path / f"reached-{name[-1]}").exists():
+            time.sleep(0.05)
+        hosts.kill(name, silently)
+
+    for name, silently in (("node1", False), ("node2", True)):
+        threading.Thread(target=lose, args=(name, silently), daemon=True).start()
+    options = ["-H", ",".join(hosts.names), "--start-timeout", "150"]
+    kills = ["1:reach:10:0", "2:reach:25:0"]
+    finished = none_is_left(
+        run_on(hosts, mpirun, *options, sys.executable, TRAINING, str(tmp_path), "all-reduce", *kills)
+    )
+    assert finished.returncode == 0, finished.output
+    assert "and hosts that are lost, are gone on without" in finished.stderr, finished.output
+    for name in ("node1", "node2"):
+        told = f"mpitrain: the connection to {name} was lost; the other hosts go on without it\n"
+        assert finished.stderr.count(told) == 1, finished.output
+    # That weights are those of each sample seen once, the program has looked at.
+    assert re.search(r"^rank 0 is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert LOST.findall(finished.stderr) == [("1 (node1)", "10", "2"), ("2 (node2)", "25", "1")], finished.output
 
 
 def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
-"""A job with parameter servers whose ranks are threads, and the gradients that its workers have."""
+"""Jobs with parameter servers, of threads or of the ranks that are there, and the truth about what they do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from mpitrain.comm import simulated
 from mpitrain.comm import world as worlds
+from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.world import World, world_of
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
@@ -16,7 +20,12 @@ from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.strategies.options import ServerOptions
 from mpitrain.strategies.parameter_server import connect
+from mpitrain.training.exchange import exchange_of, sample_count
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from tests.unit.mortal import MortalCommunicator
+
+SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
+STEPS = 3
 
 
 class DeathError(Exception):
@@ -24,7 +33,7 @@ class DeathError(Exception):
 
 
 def run(ranks: int, work: Callable[[World], Any], dying: Sequence[int] = (), **options: Any) -> list[Any]:
-    """What `work` returns on each worker, once the servers have ended.
+    """What `work` returns on each worker of a job of threads, once the servers have ended.
 
     Args:
         ranks: of the job.
@@ -32,28 +41,42 @@ def run(ranks: int, work: Callable[[World], Any], dying: Sequence[int] = (), **o
         dying: workers, by their ranks in the job, on which it raises DeathError.
         options: of the servers.
     """
+    with _same_world_after():
+        found = simulated.run(ranks, lambda communicator: _run(communicator, work, options, dying))
+    return [result for result in found if result is not None]
+
+
+def run_here(communicator: Communicator, work: Callable[[World], Any], **options: Any) -> Any:
+    """Collective: what `work` returns on this rank, once the servers have ended; None on servers."""
+    with _same_world_after():
+        return _run(communicator, work, options)
+
+
+@contextlib.contextmanager
+def _same_world_after() -> Iterator[None]:
     before = list(worlds._current)
-
-    def body(communicator: Any) -> Any:
-        hosts = ["host"] * communicator.size
-        place = topology(communicator.rank, hosts, hosts)
-        if dying:
-            communicator = MortalCommunicator.of(communicator, [rank for rank in range(ranks) if rank not in dying])
-        world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8))
-        world.faults = FaultOptions(on_failure="shrink" if dying else "abort")
-        member = connect(world, ServerOptions(**options))
-        try:
-            result = None if member is None else work(member)
-        except DeathError:
-            communicator.revoke()  # as the first does that notices it
-            return None
-        world.finish()
-        return result
-
     try:
-        return [result for result in simulated.run(ranks, body) if result is not None]
+        yield
     finally:
         worlds._current[:] = before
+
+
+def _run(communicator: Any, work: Callable[[World], Any], options: dict[str, Any], dying: Sequence[int] = ()) -> Any:
+    if dying:
+        left = [rank for rank in range(communicator.size) if rank not in dying]
+        communicator = MortalCommunicator.of(communicator, left)
+    hosts = ["host"] * communicator.size
+    place = topology(communicator.rank, hosts, hosts)
+    world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8))
+    world.faults = FaultOptions(on_failure="shrink" if dying else "abort")
+    member = connect(world, ServerOptions(**options))
+    try:
+        result = None if member is None else work(member)
+    except DeathError:
+        communicator.revoke()  # as the first does that notices it
+        return None
+    world.finish()
+    return result
 
 
 def gradients_of(worker: int, step: int, shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -65,3 +88,55 @@ def gradients_of(worker: int, step: int, shapes: list[tuple[int, ...]]) -> list[
 def samples_of(worker: int, step: int) -> int:
     """Of how many samples they are."""
     return 1 + (worker + step) % 3
+
+
+def variables() -> list[Any]:
+    random = np.random.default_rng(5)
+    found = []
+    for number, shape in enumerate(SHAPES):
+        with keras.name_scope(f"layer_{number}"):
+            found.append(keras.Variable(random.normal(size=shape), dtype="float64", name="kernel"))
+    return found
+
+
+def optimizer_of(name: str, **options: Any) -> Any:
+    options = {"learning_rate": 0.05, **options}
+    made = getattr(keras.optimizers, name)(**options)
+    if made.weight_decay:
+        made.exclude_from_weight_decay(var_names=["nothing"])
+    return made
+
+
+def expected(name: str, options: dict[str, Any], workers: int) -> tuple[list[Any], list[Any]]:
+    """What one process makes of the mean gradients: variables, and the optimizer's own."""
+    kept, optimizer = variables(), optimizer_of(name, **options)
+    for step in range(STEPS):
+        weights = np.array([samples_of(worker, step) for worker in range(workers)], np.float64)
+        everyone = [gradients_of(worker, step, SHAPES) for worker in range(workers)]
+        means = [np.tensordot(weights / weights.sum(), np.stack(column), 1) for column in zip(*everyone, strict=True)]
+        optimizer.apply([tf.constant(mean) for mean in means], kept)
+    return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
+
+
+def train(world: World, name: str, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    kept = variables()
+    if not world.is_root:  # the first worker's values are taken
+        kept[0].assign(kept[0] * 1.0)
+    optimizer = DistributedOptimizer(optimizer_of(name, **options), world=world)
+
+    def step(number: Any, *gradients: Any) -> None:
+        with sample_count(number):
+            optimizer.apply(list(gradients), kept)
+
+    for number in range(STEPS):
+        own = [tf.constant(gradient) for gradient in gradients_of(world.rank, number, SHAPES)]
+        step(tf.constant(float(samples_of(world.rank, number)), tf.float64), *own)
+    exchange_of(world).join()
+    hook_of(optimizer).fetch_state()
+    return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
+
+
+def check(found: Any, name: str, options: dict[str, Any], workers: int) -> None:
+    for mine, reference in zip(found, expected(name, options, workers), strict=True):
+        for one, other in zip(mine, reference, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-7, atol=2e-7)

@@ -4,71 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from mpitrain.comm.world import World
-from mpitrain.training.exchange import exchange_of, sample_count
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of
-from tests.unit.served_job import gradients_of, run, samples_of
-
-SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
-STEPS = 3
-
-
-def variables() -> list[Any]:
-    random = np.random.default_rng(5)
-    found = []
-    for number, shape in enumerate(SHAPES):
-        with keras.name_scope(f"layer_{number}"):
-            found.append(keras.Variable(random.normal(size=shape), dtype="float64", name="kernel"))
-    return found
-
-
-def optimizer_of(name: str, **options: Any) -> Any:
-    options = {"learning_rate": 0.05, **options}
-    made = getattr(keras.optimizers, name)(**options)
-    if made.weight_decay:
-        made.exclude_from_weight_decay(var_names=["nothing"])
-    return made
-
-
-def expected(name: str, options: dict[str, Any], workers: int) -> tuple[list[Any], list[Any]]:
-    """What one process makes of the mean gradients: variables, and the optimizer's own."""
-    kept, optimizer = variables(), optimizer_of(name, **options)
-    for step in range(STEPS):
-        weights = np.array([samples_of(worker, step) for worker in range(workers)], np.float64)
-        everyone = [gradients_of(worker, step, SHAPES) for worker in range(workers)]
-        means = [np.tensordot(weights / weights.sum(), np.stack(column), 1) for column in zip(*everyone, strict=True)]
-        optimizer.apply([tf.constant(mean) for mean in means], kept)
-    return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
-
-
-def train(world: World, name: str, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    kept = variables()
-    if not world.is_root:  # the first worker's values are taken
-        kept[0].assign(kept[0] * 1.0)
-    optimizer = DistributedOptimizer(optimizer_of(name, **options), world=world)
-
-    def step(number: Any, *gradients: Any) -> None:
-        with sample_count(number):
-            optimizer.apply(list(gradients), kept)
-
-    for number in range(STEPS):
-        own = [tf.constant(gradient) for gradient in gradients_of(world.rank, number, SHAPES)]
-        step(tf.constant(float(samples_of(world.rank, number)), tf.float64), *own)
-    exchange_of(world).join()
-    hook_of(optimizer).fetch_state()
-    return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
-
-
-def check(found: Any, name: str, options: dict[str, Any], workers: int) -> None:
-    for mine, reference in zip(found, expected(name, options, workers), strict=True):
-        for one, other in zip(mine, reference, strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-7, atol=2e-7)
-
+from tests.unit.served_job import check, run, train
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,19 @@ from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import UsageError
-from mpitrain.faults.losses import TOLD_SECONDS, Losses
+from mpitrain.faults.activity import Activity
+from mpitrain.faults.hub import Hub, Member
+from mpitrain.faults.losses import SILENT_SECONDS, TOLD_SECONDS, Losses
+from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
+from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit, Fault
+from mpitrain.faults.roster import Roster, Seat
+from mpitrain.faults.wire import Link
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
 from mpitrain.launch.job import Job, Srun
 from mpitrain.launch.request import Request
-from mpitrain.launch.surviving import promise, surviving
+from mpitrain.launch.surviving import RANKS, promise, surviving
 from mpitrain.runtime.hostfile import parse
 
 REQUEST = Request(("program",), 4, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))
@@ -30,7 +38,7 @@ def job(kind: str, version: tuple[int, ...], srun: Srun | None = None) -> Job:
 
 
 def test_the_command_of_a_job_that_survives() -> None:
-    command = surviving(job(OPEN_MPI, (5, 0, 11)), 2).command({}, "ssh")
+    command = surviving(job(OPEN_MPI, (5, 0, 11)), 2, RANKS).command({}, "ssh")
     words = " ".join(command.argv)
     assert "--with-ft ulfm --mca ompi_async_mpi_finalize 1 --mca x 1 program" in words
     assert "-x MPITRAIN_MIN_NP -x MPITRAIN_ON_FAILURE" in words
@@ -55,7 +63,6 @@ def test_what_cannot_survive_is_refused(asked: Job, words: str) -> None:
 def test_what_is_survived_is_told() -> None:
     several = job(OPEN_MPI, (5,))
     assert "down to 2 ranks" in promise(several, 2)
-    assert "Not the loss of a host" in promise(several, 2)
     here = dataclasses.replace(several, request=dataclasses.replace(REQUEST, hosts=()))
     assert "down to 1 rank:" in promise(here, 1)
     assert "host" not in promise(here, 1)
@@ -106,6 +113,38 @@ def test_a_new_hub_does_not_tell_of_old_losses() -> None:
     losses.tell(death, 10.0 + TOLD_SECONDS / 2, told.append)  # that hub may have died before it could
     losses.tell(death, 11.0 + TOLD_SECONDS, told.append)
     assert told == ["mpitrain: rank 0 on hosta was killed by SIGKILL; the others go on without it\n"] * 2
+
+
+def test_a_lost_rank_whose_connection_stays_is_missed() -> None:
+    losses = Losses(FaultOptions(on_failure="shrink"))
+    losses.note([1, 2], 10.0)
+    assert losses.silent([0, 1], 10.0) == {}
+    assert losses.silent([0, 1], 10.0 + SILENT_SECONDS) == {1: 10.0}
+
+
+def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
+    process = Process(os.getpid(), 0)
+    seats = tuple(Seat(rank, f"host{rank}", rank, process, (), 0) for rank in range(3))
+    roster, options = Roster(0, seats, "token"), FaultOptions(on_failure="shrink", stall_warning=30, stall_abort=60)
+    told: list[str] = []
+    ended: list[int] = []
+    activity = Activity()
+    hub = Hub(roster, options, Neighbours(roster), told.append, lambda code, _: ended.append(code), 10.0, activity)
+    here, there = socket.socketpair()
+    with here, there:
+        for rank in (1, 2):
+            hub.members[rank] = Member(Link(here), 0.0)
+        # It waited for long, and then its host was gone.
+        hub.hear(2, {"is": "beat", "position": 5, "waiting": 59.5, "updates": 7, "resident": 2048}, 0.0)
+        hub.losses.note([2], 1.0)
+        for now in (1.0, 1.0 + SILENT_SECONDS, 3.0, 80.0):
+            hub.hear(1, {"is": "beat", "position": 9, "waiting": 0.1}, now)
+            hub.tick(now)
+    assert (set(hub.members), ended) == ({1}, [])
+    assert "".join(told) == (
+        "mpitrain: rank 2 on host2 ended without a word (killed, or its host is gone) after update 7, with 2.0 KiB of "
+        "memory when last heard of; the others go on without it\n"
+    )
 
 
 class Shrinking:
