@@ -27,7 +27,7 @@ RUN = (sys.executable, "-m", "mpitrain", "run", "--oversubscribe", "--allow-run-
 ENVIRONMENT = {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
 DEATH = re.compile(r"^mpitrain: rank (\d) on \S+ was killed by SIGKILL.*; the others go on without it$", re.MULTILINE)
 LOST = re.compile(r"^mpitrain: lost: ranks? (.+) in epoch \d+ after update (\d+); (\d) ranks? had made", re.MULTILINE)
-WITHIN_SECONDS = 240
+WITHIN_SECONDS = 400
 
 
 @pytest.fixture(autouse=True)
