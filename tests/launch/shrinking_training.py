@@ -59,7 +59,7 @@ class Death(keras.callbacks.Callback):
             self.when = ""
             self.die()
         if self.when == "reach" and world.activity.updates == self.number:
-            Path(directory, f"reached-{me}").touch()
+            Path(directory, f"reached-{number}").touch()
             time.sleep(600)
 
     def on_test_begin(self, logs: Any = None) -> None:

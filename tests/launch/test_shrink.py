@@ -139,7 +139,9 @@ def test_training_goes_on_without_hosts(mpirun: Mpirun, hosts: Hosts, tmp_path: 
         threading.Thread(target=lose, args=(name, silently), daemon=True).start()
     options = ["-H", ",".join(hosts.names), "--start-timeout", "150"]
     kills = ["1:reach:10:0", "2:reach:25:0"]
-    finished = none_is_left(run_on(hosts, mpirun, *options, sys.executable, TRAINING, str(tmp_path), *kills))
+    finished = none_is_left(
+        run_on(hosts, mpirun, *options, sys.executable, TRAINING, str(tmp_path), "all-reduce", *kills)
+    )
     assert finished.returncode == 0, finished.output
     assert "and hosts that are lost, are gone on without" in finished.stderr, finished.output
     for name in ("node1", "node2"):

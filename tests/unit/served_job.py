@@ -26,14 +26,13 @@ from tests.unit.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
 STEPS = 3
-Work = Callable[[World], Any]
 
 
 class DeathError(Exception):
     """Raised by `work` on a worker that dies."""
 
 
-def run(ranks: int, work: Work, dying: Sequence[int] = (), **options: Any) -> list[Any]:
+def run(ranks: int, work: Callable[[World], Any], dying: Sequence[int] = (), **options: Any) -> list[Any]:
     """What `work` returns on each worker of a job of threads, once the servers have ended.
 
     Args:
@@ -42,16 +41,12 @@ def run(ranks: int, work: Work, dying: Sequence[int] = (), **options: Any) -> li
         dying: workers, by their ranks in the job, on which it raises DeathError.
         options: of the servers.
     """
-    left = [rank for rank in range(ranks) if rank not in dying]
-
-    def body(communicator: Any) -> Any:
-        return _run(MortalCommunicator.of(communicator, left) if dying else communicator, work, options, bool(dying))
-
     with _same_world_after():
-        return [result for result in simulated.run(ranks, body) if result is not None]
+        found = simulated.run(ranks, lambda communicator: _run(communicator, work, options, dying))
+    return [result for result in found if result is not None]
 
 
-def run_here(communicator: Communicator, work: Work, **options: Any) -> Any:
+def run_here(communicator: Communicator, work: Callable[[World], Any], **options: Any) -> Any:
     """Collective: what `work` returns on this rank, once the servers have ended; None on servers."""
     with _same_world_after():
         return _run(communicator, work, options)
@@ -66,11 +61,14 @@ def _same_world_after() -> Iterator[None]:
         worlds._current[:] = before
 
 
-def _run(communicator: Communicator, work: Work, options: dict[str, Any], shrinks: bool = False) -> Any:
+def _run(communicator: Any, work: Callable[[World], Any], options: dict[str, Any], dying: Sequence[int] = ()) -> Any:
+    if dying:
+        left = [rank for rank in range(communicator.size) if rank not in dying]
+        communicator = MortalCommunicator.of(communicator, left)
     hosts = ["host"] * communicator.size
     place = topology(communicator.rank, hosts, hosts)
     world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8))
-    world.faults = FaultOptions(on_failure="shrink" if shrinks else "abort")
+    world.faults = FaultOptions(on_failure="shrink" if dying else "abort")
     member = connect(world, ServerOptions(**options))
     try:
         result = None if member is None else work(member)
