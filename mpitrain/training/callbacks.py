@@ -15,8 +15,9 @@ from mpitrain.faults.activity import Phase
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.first_batches import FirstBatches
+from mpitrain.training.hooks import hook_of
 from mpitrain.training.logs import Logs, global_metrics, numbers_of
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of, replicated_state
+from mpitrain.training.optimizer import DistributedOptimizer, replicated_state
 from mpitrain.training.replicas import (
     average_statistics,
     has_value,
@@ -109,9 +110,9 @@ class DataParallel(keras.callbacks.Callback):
             self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
             _start_alike(self.model, self._world)
-            begin_anew = getattr(hook_of(self.model.optimizer), "begin_anew", None)
-            if begin_anew is not None and not self._goes_on:  # parameter servers
-                begin_anew()
+            optimizer_hook = hook_of(self.model.optimizer)
+            if optimizer_hook is not None and not self._goes_on:
+                optimizer_hook.begin_anew()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Collective where ranks may have no data at all: trace the update."""
@@ -129,9 +130,9 @@ class DataParallel(keras.callbacks.Callback):
         self._world.activity.phase = "start"  # of whatever comes now
         if self._hook is not None:
             self._hook.active -= 1
-            fetch_state = getattr(hook_of(self.model.optimizer), "fetch_state", None)
-            if fetch_state is not None and self._world.is_root:  # parameter servers have it
-                fetch_state()
+            optimizer_hook = hook_of(self.model.optimizer)
+            if optimizer_hook is not None and self._world.is_root:
+                optimizer_hook.fetch_state()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective, once after the first step: replicas are identical. Local: the loss is finite.
@@ -385,5 +386,6 @@ def _statistics(model: Any) -> list[Any]:
 
 def _replicated(model: Any) -> list[Any]:
     """What the optimizer keeps identical: weights that are trained, and its own state."""
-    served = hasattr(hook_of(model.optimizer), "fetch_state")  # by parameter servers, which have its state
-    return [*model.trainable_variables, *([] if served else replicated_state(model.optimizer))]
+    hook = hook_of(model.optimizer)
+    own = [] if hook is not None and hook.served else replicated_state(model.optimizer)
+    return [*model.trainable_variables, *own]

@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.training.optimizer import _Hook
+from mpitrain.training.hooks import Hook
 
 TrainStep = Callable[[Any], Any]
 
 
-def split_train_step(train_step: TrainStep, hook: _Hook) -> TrainStep:
+def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
     """Local: a training step of two compiled parts with the exchange between them.
 
     Args:

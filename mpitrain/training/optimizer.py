@@ -14,9 +14,8 @@ from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
 from mpitrain.training.exchange import EmptyUpdate, Exchange, current_samples, exchange_of, sample_count
+from mpitrain.training.hooks import ATTRIBUTE, Hook, hook_of
 from mpitrain.training.replicas import has_value, synchronize
-
-ATTRIBUTE = "_mpitrain_hook"
 
 
 def DistributedOptimizer(  # noqa: N802 (the field's name)
@@ -78,11 +77,6 @@ def _served(optimizer: Any, world: World) -> Any:
     return optimizer
 
 
-def hook_of(optimizer: Any) -> Any:
-    """Local: what DistributedOptimizer added to `optimizer`, if anything."""
-    return optimizer.__dict__.get(ATTRIBUTE)
-
-
 def replicated_state(optimizer: Any) -> list[Any]:
     """Local: variables of a distributed optimizer that are the same on all ranks between any two steps.
 
@@ -95,26 +89,13 @@ def replicated_state(optimizer: Any) -> list[Any]:
     return [v for v in optimizer.variables if id(v) not in excluded]
 
 
-class _Hook:
-    """What is patched into one optimizer.
-
-    Attributes:
-        accumulation_steps: steps of which one exchange takes the mean; 0 when every step exchanges.
-        accumulated_samples: where gradients are accumulated, of how many samples.
-        captured: while a list, `apply` only notes the gradients there (see `compiled`).
-        compiled_update: applies means where the step is compiled, so that a rank without data does it
-            with the same bits.
-        synchronized: the replicas were made identical before the first update.
-    """
+class _Hook(Hook):
+    """Gradients become the mean over all ranks."""
 
     def __init__(self, optimizer: Any, exchange: Exchange, synchronize_first: bool = True) -> None:
-        self.exchange = exchange
-        self.optimizer = optimizer
-        self.captured: list[tuple[list[Any], list[Any]]] | None = None
-        self.compiled_update: Callable[[list[Any]], None] | None = None
+        super().__init__(optimizer, exchange)
         self.synchronized = self._traced = not synchronize_first
         self._checked = False
-        self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
         self._apply: Callable[..., Any] = optimizer.apply
         if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
             exchange.reducer.finite.may_overflow.add(self._title)

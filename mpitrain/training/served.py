@@ -25,10 +25,10 @@ from mpitrain.strategies.messages import ACTIVE, REQUEST, SAMPLES
 from mpitrain.strategies.parameter_server import client_of
 from mpitrain.strategies.sending import Sending
 from mpitrain.training.exchange import Exchange, current_samples
+from mpitrain.training.hooks import ATTRIBUTE, Hook
 from mpitrain.training.served_setup import refuse, setup_for
 
 LOOKED_AT_BYTES = 1 << 20
-ATTRIBUTE = "_mpitrain_hook"
 
 
 class ServedExchange(Exchange):
@@ -125,27 +125,18 @@ class ServedExchange(Exchange):
         return set()
 
 
-class ServedHook:
-    """What is patched into one optimizer: gradients go to the servers, and new values come back.
+class ServedHook(Hook):
+    """Gradients go to the servers, and new values come back.
 
     The optimizer stays plain Keras; its slots are those of the servers when it is saved.
-
-    Attributes:
-        captured: see `optimizer._Hook`; so with the next two.
-        compiled_update: for compiled steps.
-        synchronized: this rank's variables were made those of the first worker.
-        accumulation_steps: 0: servers accumulate.
     """
 
-    accumulation_steps = 0
+    served = True
+    exchange: ServedExchange
 
     def __init__(self, optimizer: Any, exchange: ServedExchange) -> None:
         refuse(optimizer)
-        self.exchange, self.optimizer = exchange, optimizer
-        self.captured: list[tuple[list[Any], list[Any]]] | None = None
-        self.compiled_update: Callable[[list[Any]], None] | None = None
-        self.synchronized = False
-        self._title = f"update by optimizer {exchange.next_number()} ({type(optimizer).__name__})"
+        super().__init__(optimizer, exchange)
         self._sessions: dict[str, Sending] = {}
         self._variables: dict[int, list[Any]] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 from mpitrain.comm.world import World, init
 from mpitrain.strategies.options import MAX_SHARD_BYTES, ServerOptions
 from mpitrain.strategies.parameter_server import connect
-from mpitrain.training.optimizer import hook_of
+from mpitrain.training.hooks import hook_of, own_rows
 
 MOST_COLUMNS = 8
 
@@ -52,10 +52,9 @@ def histogram(counts: dict[int, int]) -> str:
 def server_counts(model: Any, world: World) -> ServerCounts | None:
     """Collective: the counts of the server of the last part; None where gradients are averaged by all ranks."""
     hook = hook_of(model.optimizer)
-    counts = getattr(hook, "counts", None)
-    if counts is None:
+    if hook is None or not hook.served:
         return None
-    told: dict[str, Any] = world.communicator.broadcast_obj(counts() if world.is_root else None)
+    told: dict[str, Any] = world.communicator.broadcast_obj(hook.counts() if world.is_root else None)
     staleness = {int(age): count for age, count in told.get("staleness", {}).items()}
     return ServerCounts(told.get("updates", 0), sum(told.get("dropped", {}).values()), staleness)
 
@@ -141,11 +140,5 @@ def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
         A tensor (number of indices, ...). Before the first update, and where there are no servers, the rows that the
         variable has here.
     """
-    import tensorflow as tf
-
-    from mpitrain.training.served import ServedHook
-
     hook = hook_of(optimizer)
-    if isinstance(hook, ServedHook):
-        return hook.pull_rows(variable, indices)
-    return tf.gather(getattr(variable, "value", variable), tf.reshape(indices, [-1]))
+    return own_rows(variable, indices) if hook is None else hook.pull_rows(variable, indices)

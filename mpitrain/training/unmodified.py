@@ -24,8 +24,9 @@ from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length,
 from mpitrain.training.batches import STOP, alike, looks_at
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
 from mpitrain.training.exchange import exchange_of
+from mpitrain.training.hooks import hook_of
 from mpitrain.training.loops import DividedLoops
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.optimizer import DistributedOptimizer
 
 BATCH_SIZE = 32  # Keras' own default
 Arguments = dict[str, Any]

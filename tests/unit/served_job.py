@@ -21,7 +21,8 @@ from mpitrain.runtime.topology import topology
 from mpitrain.strategies.options import ServerOptions
 from mpitrain.strategies.parameter_server import connect
 from mpitrain.training.exchange import exchange_of, sample_count
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.hooks import hook_of
+from mpitrain.training.optimizer import DistributedOptimizer
 from tests.unit.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
@@ -132,7 +133,9 @@ def train(world: World, name: str, options: dict[str, Any]) -> tuple[list[Any], 
         own = [tf.constant(gradient) for gradient in gradients_of(world.rank, number, SHAPES)]
         step(tf.constant(float(samples_of(world.rank, number)), tf.float64), *own)
     exchange_of(world).join()
-    hook_of(optimizer).fetch_state()
+    hook = hook_of(optimizer)
+    assert hook is not None
+    hook.fetch_state()
     return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
 
 

@@ -16,7 +16,8 @@ from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
 from mpitrain.strategies.messages import Kind, Message
 from mpitrain.strategies.parameter_server import client_of
 from mpitrain.training.exchange import exchange_of, sample_count
-from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.hooks import hook_of
+from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.training.servers import pull_rows
 from tests.unit.served_job import DeathError, gradients_of, run, samples_of
 
@@ -39,7 +40,9 @@ def push_all(world: World, delay_seconds: float = 0.0) -> tuple[list[Any], dict[
             time.sleep(delay_seconds)
         optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, step, SHAPES)], kept)
     exchange_of(world).join()
-    return [v.numpy() for v in kept], hook_of(optimizer).counts()
+    hook = hook_of(optimizer)
+    assert hook is not None
+    return [v.numpy() for v in kept], hook.counts()
 
 
 def total(workers: int, leave_out_first: bool = False) -> list[Any]:
@@ -206,7 +209,9 @@ def push_until_one_dies(world: World, dying: int, deadly_step: int) -> tuple[lis
             assert dying not in world.numbers
             exchange.catch_up()
             step = exchange.done()[number]
-    return [v.numpy() for v in kept], exchange.done(), hook_of(optimizer).counts()
+    hook = hook_of(optimizer)
+    assert hook is not None
+    return [v.numpy() for v in kept], exchange.done(), hook.counts()
 
 
 @pytest.mark.parametrize("dying", [1, 3])

@@ -31,7 +31,7 @@ from mpitrain.training.checkpoint.resumption import Resumption, position_among, 
 from mpitrain.training.checkpoint.store import Quality, Store
 from mpitrain.training.checkpoint.writer import BackgroundWriter
 from mpitrain.training.exchange import exchange_of
-from mpitrain.training.optimizer import hook_of
+from mpitrain.training.hooks import hook_of
 
 SAVE = 1  # in `Agreement.request`; the number of a signal stands in the bits above
 

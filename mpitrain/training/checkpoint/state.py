@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
-from mpitrain.training.optimizer import hook_of, replicated_state
+from mpitrain.training.hooks import hook_of
+from mpitrain.training.optimizer import replicated_state
 from mpitrain.training.replicas import has_value, name_of, part_streams
 
 Array = NDArray[Any]
@@ -88,9 +89,9 @@ def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = Non
         world: the job.
         reusable: arrays of an earlier snapshot that nobody needs any more: new memory costs more than the copy.
     """
-    fetch_state = getattr(hook_of(model.optimizer), "fetch_state", None)
-    if fetch_state is not None and world.is_root:  # parameter servers have it
-        fetch_state()
+    hook = hook_of(model.optimizer)
+    if hook is not None and world.is_root:
+        hook.fetch_state()
     items = items_of(model)
     own = {item.key: item.variable for item in items if item.rule is not None}
     own |= {f"metric/{index}": variable for index, variable in enumerate(metrics_of(model))}
