@@ -27,6 +27,7 @@ class Losses:
         self._options = options
         self._since: dict[int, float] = {}
         self._vital: frozenset[int] = frozenset()
+        self.at_end = False  # of the job: what is not told now never is
 
     def need(self, ranks: Sequence[int]) -> None:
         """Local: the others do not go on without any of these."""
@@ -37,15 +38,15 @@ class Losses:
         for rank in ranks:
             self._since.setdefault(rank, now)
 
-    def silent(self, connected: Collection[int], now: float) -> dict[int, float]:
-        """Local: of the ranks that still seem to be there, those that the job has gone on without, and since when.
+    def untold(self, known: Collection[int], now: float) -> dict[int, float]:
+        """Local: of some ranks those that the job has gone on without for a while, or to its end, and since when.
 
         Args:
-            connected: ranks whose connections have not ended.
+            known: ranks that this one has heard of as the hub.
             now: the time.
         """
-        since = {rank: self._since[rank] for rank in connected if rank in self._since}
-        return {rank: moment for rank, moment in since.items() if now - moment >= SILENT_SECONDS}
+        since = {rank: self._since[rank] for rank in known if rank in self._since}
+        return {rank: moment for rank, moment in since.items() if self.at_end or now - moment >= SILENT_SECONDS}
 
     def survives(self, rank: int, status: int | None) -> bool:
         """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.

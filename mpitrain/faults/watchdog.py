@@ -362,6 +362,8 @@ class Watchdog:
             elif what == "need":
                 self._hub.losses.need(content)
             elif what == "stop":
+                self._hub.losses.at_end = True
+                self._hub.tick(self._now)
                 self._say({"is": "bye"})
                 self._hub.tell_all({"is": "bye"})
                 self._stopping = True

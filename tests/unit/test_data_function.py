@@ -35,7 +35,7 @@ def evenly_batched():
     return plain().batch(4, drop_remainder=True)
 
 def shuffled():
-    return plain().shuffle(11)
+    return plain().repeat(3).shuffle(33)  # the same labels twice in 1 of 10**9 cases
 
 def endless():
     return plain().repeat()
