@@ -236,7 +236,7 @@ def test_the_others_go_on_without_a_worker_that_dies(options: dict[str, Any], dy
             np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_a_server_or_the_last_worker_that_dies_ends_the_job() -> None:
+def test_the_last_worker_that_dies_ends_the_job() -> None:
     def work(world: World) -> str:
         optimizer, kept = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world), variables()
         optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, 0, SHAPES)], kept)
