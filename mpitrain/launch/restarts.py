@@ -74,6 +74,7 @@ class Failure:
         reason: the same for two failures of the same cause.
         lost: hosts to which there is no connection.
         is_death: a rank ended by something else than its program.
+        is_rough: no rank has told of the fault, and steps were made: which was the last one is not known.
     """
 
     step: int
@@ -81,6 +82,7 @@ class Failure:
     reason: str
     lost: tuple[str, ...] = ()
     is_death: bool = False
+    is_rough: bool = False
 
     @classmethod
     def of(cls, outcome: Outcome, code: int) -> Failure:
@@ -92,24 +94,27 @@ class Failure:
         """
         listener, lost = outcome.listener, tuple(lost_hosts(outcome))
         fault = listener.fault
-        # Where no rank has told of the fault, the step is that which was heard of last, half a second ago or less. Two
-        # failures then look different rather than alike, and the number of restarts is the limit.
-        heard = [0, *listener.numbers("resumed")[-1:], *listener.numbers("step")]
-        step = heard[-1] if fault is None else fault.step
+        # Where no rank has told of the fault, the step is that which was heard of last, half a second ago or less.
+        before = max([0, *listener.numbers("resumed")[-1:]])
+        heard = max([before, *listener.numbers("saved"), *listener.numbers("step")])
+        step = heard if fault is None else fault.step
         if lost:
             word = "was lost" if outcome.met else "could not be made"
-            return cls(step, "", f"the connection to {', '.join(sorted(lost))} {word}", lost)
+            return cls(step, "", f"the connection to {', '.join(sorted(lost))} {word}", lost, is_rough=heard > before)
         if fault is not None:
             return cls(step, fault.place, fault.reason, (), fault.kind == "death")
         if outcome.timed_out:
             return cls(step, "", "the ranks did not meet")
-        return cls(step, "", f"the launcher ended with exit code {code}")
+        return cls(step, "", f"the launcher ended with exit code {code}", is_rough=heard > before)
 
     def is_like(self, other: Failure) -> bool:
         """Whether it is the same step, as far as that is known, and the same reason.
 
-        Where a rank was killed the rank belongs to it: the same samples would kill the same rank.
+        Where a rank was killed the rank belongs to it: the same samples would kill the same rank. Where the step is not
+        known, two look different rather than alike, and the number of restarts is the limit.
         """
+        if self.is_rough or other.is_rough:
+            return False
         if self.is_death and other.is_death and self.place != other.place:
             return False
         return (self.step, self.reason) == (other.step, other.reason)

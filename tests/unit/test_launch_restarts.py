@@ -70,12 +70,14 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
         (failed(RAISED), Failure(510, "ranks 0, 1 on a", "ValueError: loss is nan")),
         (
             outcome(9, ("step", 10), ("step", 14), ("step", 17)),
-            Failure(17, "", "the launcher ended with exit code 9"),
+            Failure(17, "", "the launcher ended with exit code 9", is_rough=True),
         ),
         (
             outcome(9, ("resumed", 7), ("step", 8), ("step", 9)),
-            Failure(9, "", "the launcher ended with exit code 9"),
+            Failure(9, "", "the launcher ended with exit code 9", is_rough=True),
         ),
+        (outcome(9, ("saved", 2)), Failure(2, "", "the launcher ended with exit code 9", is_rough=True)),
+        (outcome(9), Failure(0, "", "the launcher ended with exit code 9")),
         (outcome(9, ("resumed", 7)), Failure(7, "", "the launcher ended with exit code 9")),
         (outcome(143, timed_out=True), Failure(0, "", "the ranks did not meet")),
         (replace(failed(), **LOST_C), Failure(510, "", "the connection to c was lost", ("c",))),  # type: ignore[arg-type]
@@ -93,6 +95,8 @@ def test_failures(given: Outcome, expected: Failure) -> None:
         (Failure(5, "", "x"), Failure(5, "", "y"), False),
         (Failure(5, "rank 1", "x", (), True), Failure(5, "rank 1", "x", (), True), True),
         (Failure(5, "rank 1", "x", (), True), Failure(5, "rank 2", "x", (), True), False),
+        (Failure(5, "", "x", is_rough=True), Failure(5, "", "x"), False),
+        (Failure(5, "", "x", is_rough=True), Failure(5, "", "x", is_rough=True), False),
     ],
 )
 def test_failures_that_are_alike(one: Failure, other: Failure, alike: bool) -> None:

@@ -156,8 +156,11 @@ class Checkpoint(keras.callbacks.Callback):
         if self._dealt is not None:
             done = self._now.samples + (step - self._now.step) * self._dealt.per_step
             samples = min(done, self._dealt.samples)
+        is_first = self._now.steps == self.position.steps
         self._now = Position(self._now.epoch, step, samples, self._now.steps + step - self._now.step)
         self._world.activity.steps = self._now.steps
+        if is_first and self._world.is_root:  # the watchdog tells of later ones, now and then
+            report.tell("step", self._world.rank, self._now.steps)
         if self._resumed is not None:
             state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
             self._resumed = None
