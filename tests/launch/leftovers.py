@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,3 +83,14 @@ def segments_of(pids: Iterable[int]) -> set[Path]:
                 if len(words) == 6 and words[5].startswith(f"{SHARED_MEMORY}/") and not words[5].endswith("(deleted)"):
                     found.add(Path(words[5]))
     return found
+
+
+@contextlib.contextmanager
+def soak_directory() -> Iterator[Path]:
+    """For one job of a soak, with `tmp` for its temporary files."""
+    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    (directory / "tmp").mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

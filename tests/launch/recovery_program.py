@@ -1,22 +1,56 @@
 """A training in a program of its own, on numbered samples, that notes which ones each step took: DIRECTORY.
 
-Each rank writes `steps-SIZE-RANK`: in each line the number of the step in the whole training, and its samples.
+Each rank writes `steps-SIZE-RANK`: in each line the number of the step in the whole training, and its samples. Tests
+ask here which these were.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mpitrain
-
+RECOVERY_PROGRAM = __file__
 SAMPLES, BATCH, EPOCHS, SEED = 60, 2, 4, 7
 STEP_SECONDS = 0.15
 
 
+def text_of(path: Path) -> str:
+    """What is in a file, if there is one."""
+    return path.read_text() if path.exists() else ""
+
+
+def samples_taken(directory: Path, ranks: int) -> dict[int, list[int]]:
+    """What all ranks of an attempt took in each step, in the order in which samples are dealt out."""
+    taken: dict[int, list[list[int]]] = {}
+    for rank in range(ranks):
+        for line in text_of(directory / f"steps-{ranks}-{rank}").splitlines():
+            step, *numbers = map(int, line.split())
+            taken.setdefault(step, []).append(numbers)
+    return {
+        step: [n for row in itertools.zip_longest(*rows) for n in row if n is not None] for step, rows in taken.items()
+    }
+
+
+def in_order(taken: Mapping[int, list[int]]) -> list[int]:
+    """Those of all steps, one after the other."""
+    return [number for step in sorted(taken) for number in taken[step]]
+
+
+def each_once() -> list[int]:
+    """What the steps must have taken: each sample once in every epoch, in the order that follows from the seed."""
+    import numpy as np
+
+    orders = [np.random.default_rng([SEED, 2, epoch]).permutation(SAMPLES) for epoch in range(EPOCHS)]
+    return [int(number) for order in orders for number in order]
+
+
 def main(directory: Path) -> None:
+    import mpitrain
+
     world = mpitrain.init()
     (directory / f"begun-{world.size}-{world.rank}").touch()
     import keras

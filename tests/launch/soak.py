@@ -1,9 +1,10 @@
 """Kills random ranks at random moments, and looks whether each job ends or goes on as promised: `scripts/soak`.
 
 The same seed gives the same choices. `--program training` is the real training job (see `soak_training`);
-`--program exchanging` one without TensorFlow that starts fast: after SIGKILL of one of 2 to 4 ranks at some moment
-between its start and its end, the job is over within 5 s, its exit code is not 0, the cause was told at most once and
-with the right rank, and no process, shared memory or temporary file is left.
+`--program shrinking` one whose ranks go on without each other (`soak_shrinking`); `--program exchanging` one without
+TensorFlow that starts fast: after SIGKILL of one of 2 to 4 ranks at some moment between its start and its end, the job
+is over within 5 s, its exit code is not 0, the cause was told at most once and with the right rank, and no process,
+shared memory or temporary file is left.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
 from tests.launch.leftovers import LIMIT_SECONDS, Kill, pids_of_ranks, segments_of, wait_until_empty
+from tests.launch.soak_shrinking import ShrinkingSoak
 from tests.launch.soak_training import TrainingSoak
 
 PATIENCE_SECONDS = 300.0
@@ -131,17 +133,22 @@ def _check(plan: Plan, finished: Finished, killed: bool, seconds: float, limit_s
     return bool(told)
 
 
+PROGRAMS = {"training": TrainingSoak, "shrinking": ShrinkingSoak, "exchanging": ExchangingSoak}
+
+
 def main() -> int:
     """Many runs, and what came of them."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=200, help="after which no run is begun any more (200)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="the same after so many minutes")
     parser.add_argument("--seed", type=int, default=0, help="of the first run; the next ones follow")
-    parser.add_argument("--program", choices=("training", "exchanging"), default="training")
-    parser.add_argument("--limit-seconds", type=float, default=LIMIT_SECONDS, help="for a job to be over (5 s)")
+    parser.add_argument("--program", choices=tuple(PROGRAMS), default="training")
+    parser.add_argument(
+        "--limit-seconds", type=float, default=LIMIT_SECONDS, help="for a job to be over, or to go on (5 s)"
+    )
     arguments = parser.parse_args()
     mpirun = Mpirun()
-    run = (TrainingSoak if arguments.program == "training" else ExchangingSoak)(mpirun, arguments.limit_seconds).run
+    run = PROGRAMS[arguments.program](mpirun, arguments.limit_seconds).run
     deadline, seed = time.monotonic() + 60 * arguments.minutes, arguments.seed
     kills: list[Kill] = []
     failures = 0
@@ -179,7 +186,8 @@ def _summary(kills: Sequence[Kill]) -> Iterator[str]:
         seconds = [kill.seconds for kill in these]
         yield (
             f"{stage}: {len(these)} killed, {sum(kill.told for kill in these)} named by mpitrain, "
-            f"{sum(kill.restarted for kill in these)} started again; over after {statistics.median(seconds):.1f} s "
+            f"{sum(kill.restarted for kill in these)} started again; over, or gone on, after "
+            f"{statistics.median(seconds):.1f} s "
             f"(median), {max(seconds):.1f} s (slowest)"
         )
 

@@ -12,19 +12,17 @@ import contextlib
 import os
 import random
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
-from tests.launch.leftovers import Kill, pids_of_ranks, rank_of, segments_of, wait_until_empty
+from tests.launch.leftovers import Kill, pids_of_ranks, rank_of, segments_of, soak_directory, wait_until_empty
 from tests.launch.model_files import weights
 
 START, END = "start", "end"
@@ -90,7 +88,7 @@ class TrainingSoak:
         """
         ranks, strikes = strikes_of(seed)
         expected, start_seconds = self._expected(ranks)
-        with _directory() as directory:
+        with soak_directory() as directory:
             job = self._start(ranks, directory)
             victims = _Victims(job, ranks, directory, start_seconds)
             seconds = [victims.strike(strike) for strike in strikes]
@@ -103,7 +101,7 @@ class TrainingSoak:
     def _expected(self, ranks: int) -> tuple[dict[str, bytes], float]:
         """Weights of an undisturbed job, and the time up to its first step."""
         if ranks not in self._undisturbed:
-            with _directory() as directory:
+            with soak_directory() as directory:
                 job = self._start(ranks, directory)
                 began = _when(lambda: bool(pids_of_ranks(job, 0)), job)
                 stepped = _when(lambda: any(phase == "compute" for phase, _ in _places(directory, 0, set())), job)
@@ -208,13 +206,3 @@ def _when(happened: Callable[[], bool], job: Job) -> float:
     while not happened() and job.process.poll() is None:
         time.sleep(LOOK_SECONDS)
     return time.monotonic()
-
-
-@contextlib.contextmanager
-def _directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="soak-"))
-    (directory / "tmp").mkdir()
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)

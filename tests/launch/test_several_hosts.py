@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 import threading
@@ -10,15 +9,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.launch.conftest import REPOSITORY, Finished, Mpirun
 from tests.launch.hosts import Hosts
-from tests.launch.recovery_program import EPOCHS, SAMPLES, SEED
+from tests.launch.recovery_program import RECOVERY_PROGRAM, each_once, in_order, samples_taken, text_of
 
 PROGRAM = str(Path(__file__).with_name("place_program.py"))
-RECOVERY_PROGRAM = str(Path(__file__).with_name("recovery_program.py"))
 WITHIN_SECONDS = 300
 pytestmark = pytest.mark.mpich
 
@@ -86,25 +83,13 @@ def test_a_host_that_is_not_reached(hosts: Hosts, mpirun: Mpirun, options: list[
     assert f"mpitrain: {host} cannot be reached by ssh" in finished.stderr
 
 
-def samples_by_step(directory: Path, ranks: int) -> dict[int, list[int]]:
-    """What all ranks of an attempt took in each step, in the order in which samples are dealt out."""
-    taken: dict[int, list[list[int]]] = {}
-    for rank in range(ranks):
-        for line in _text(directory / f"steps-{ranks}-{rank}").splitlines():
-            step, *numbers = map(int, line.split())
-            taken.setdefault(step, []).append(numbers)
-    return {
-        step: [n for row in itertools.zip_longest(*rows) for n in row if n is not None] for step, rows in taken.items()
-    }
-
-
 def test_a_host_falls_silent_and_the_job_goes_on_without_it(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:
     """The last test of this module: the host does not come back."""
     command = run("-H", ",".join(hosts.names), "--start-timeout", "120", "--restarts", "2", "--min-np", "2")
     killed: list[float] = []
 
     def kill_in_the_second_epoch() -> None:
-        while _text(tmp_path / "steps-3-0").count("\n") < 14:
+        while text_of(tmp_path / "steps-3-0").count("\n") < 14:
             time.sleep(0.05)
         hosts.kill("node2", silently=True)
         killed.append(time.time())
@@ -123,14 +108,7 @@ def test_a_host_falls_silent_and_the_job_goes_on_without_it(hosts: Hosts, mpirun
     assert again, finished.output
     assert (tmp_path / "begun-2-0").stat().st_mtime - killed[0] < 90
     # Every epoch has its samples once each, in the one order that follows from the seed, whoever took them.
-    first, second = samples_by_step(tmp_path, 3), samples_by_step(tmp_path, 2)
+    first, second = samples_taken(tmp_path, 3), samples_taken(tmp_path, 2)
     assert min(second) == int(again[1]) + 1
-    taken = [n for step in range(1, min(second)) for n in first[step]] + [
-        n for step in sorted(second) for n in second[step]
-    ]
-    order = [np.random.default_rng([SEED, 2, epoch]).permutation(SAMPLES) for epoch in range(EPOCHS)]
-    assert taken == np.concatenate(order).tolist(), finished.output
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    before = {step: numbers for step, numbers in first.items() if step < min(second)}
+    assert in_order({**before, **second}) == each_once(), finished.output

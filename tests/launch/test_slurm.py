@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Finished, Mpirun
+from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
 from tests.launch.hosts import Hosts, missing, several
+from tests.launch.recovery_program import RECOVERY_PROGRAM, each_once, in_order, samples_taken
 
 PROGRAM = str(Path(__file__).with_name("place_program.py"))
 SLURM = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
@@ -73,14 +76,18 @@ def _on(hosts: Hosts, name: str, *command: str) -> str:
     return finished.stdout
 
 
-def submitted(cluster: Hosts, mpirun: Mpirun, *command: str) -> Finished:
+def started(cluster: Hosts, mpirun: Mpirun, *command: str) -> Job:
     environment = {
         **cluster.environment,
         "SLURM_CONF": str(cluster.directory / "slurm.conf"),
         "PYTHONPATH": str(REPOSITORY),
         "PYTHON": sys.executable,
     }
-    return mpirun.execute([*cluster.enter("node0"), *command], environment).finish(WITHIN_SECONDS)
+    return mpirun.execute([*cluster.enter("node0"), *command], environment)
+
+
+def submitted(cluster: Hosts, mpirun: Mpirun, *command: str) -> Finished:
+    return started(cluster, mpirun, *command).finish(WITHIN_SECONDS)
 
 
 def plugin(cluster: Hosts, mpirun: Mpirun) -> str:
@@ -136,3 +143,37 @@ def test_exit_codes_of_ranks_in_an_allocation(cluster: Hosts, mpirun: Mpirun, la
     assert f"{launcher} " in finished.stderr.partition("place_program")[0]
     assert "rank 0 of 2: node 0, local 0 on node0" in finished.stdout
     assert "rank 1 of 2: node 1, local 0 on node1" in finished.stdout
+
+
+@pytest.mark.mpich
+def test_a_job_of_srun_is_started_again(cluster: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:
+    plugin(cluster, mpirun)
+    run = [sys.executable, "-m", "mpitrain", "run", "--launcher", "srun", "--start-timeout", "120", "--restarts", "2"]
+    job = started(cluster, mpirun, "salloc", "--nodes=2", *run, sys.executable, RECOVERY_PROGRAM, str(tmp_path))
+    steps, deadline = tmp_path / "steps-2-1", time.monotonic() + WITHIN_SECONDS
+    while not (steps.exists() and steps.read_text().count("\n") >= 20) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    before = samples_taken(tmp_path, 2)
+    os.kill(_rank(job, 1), signal.SIGKILL)
+    finished = job.finish(WITHIN_SECONDS)
+    assert (finished.returncode, finished.stdout) == (0, "trained\n"), finished.output
+    again = re.search(
+        r"^mpitrain: the job failed (.*); restart 1 of 2 in 1 s, with 2 ranks, from the checkpoint of step (\d+)$",
+        finished.stderr,
+        re.MULTILINE,
+    )
+    assert again, finished.output
+    after = samples_taken(tmp_path, 2)
+    assert min(after) == int(again[2]) + 1
+    assert in_order({**before, **after}) == each_once(), finished.output
+
+
+def _rank(job: Job, rank: int) -> int:
+    """The process that is a rank."""
+    for pid in job.processes():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            program = RECOVERY_PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2]
+            if program and f"SLURM_PROCID={rank}".encode() in environment:
+                return pid
+    raise AssertionError(f"there is no rank {rank}")
