@@ -31,7 +31,8 @@ PATIENCE_SECONDS = 1.0  # for a launcher that does not read
 # `graceful`: a signal is from now on a request to come to an end; `ordinary`: it no longer is.
 # `resumed`, `saved`: a checkpoint was read, or is written: after how many steps. `step`: that many are done.
 # `fault`: a `ToldFault`. `finished`: the exit code, if known.
-# Of ranks that are started one by one: `started`, and `ended` with which code; `lost`: ssh's exit code, and the host.
+# Of ranks that are started one by one: `started` (for the supervisor: on which host), and `ended` with which code;
+# `lost`: ssh's exit code, and the host.
 EVENTS = (
     *("begun", "met", "graceful", "ordinary", "resumed", "saved", "step", "fault", "finished"),
     *("started", "ended", "lost"),
@@ -261,6 +262,11 @@ class Listener:
         """The hosts to which starters of ranks have lost the connection, and ssh's exit codes."""
         told = [mark.detail.partition(" ") for mark in self.marks if mark.event == "lost"]
         return [(host, int(code)) for code, _, host in told if code.lstrip("-").isdecimal()]
+
+    def hosts(self) -> set[str]:
+        """The hosts on which ranks have begun, or were started."""
+        begun = set(self.ranks("begun").values())
+        return begun | {mark.detail for mark in self.marks if mark.event == "started" and mark.detail}
 
     def numbers(self, event: str) -> list[int]:
         """The numbers that were told with an event."""

@@ -11,7 +11,7 @@ from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
 from mpitrain.launch.surviving import SHRINK
 from mpitrain.launch.verdict import lost_hosts
-from mpitrain.runtime.hostfile import Host
+from mpitrain.runtime.hostfile import is_same_host
 
 RESTART, ABORT = "restart", "abort"
 RESTARTS = 3  # where a restart is asked for, and no number
@@ -99,7 +99,7 @@ class Failure:
         heard = max([before, *listener.numbers("saved"), *listener.numbers("step")])
         step = heard if fault is None else fault.step
         if lost:
-            word = "was lost" if outcome.met else "could not be made"
+            word = "was lost" if all(map(outcome.reached, lost)) else "could not be made"
             return cls(step, "", f"the connection to {', '.join(sorted(lost))} {word}", lost, is_rough=heard > before)
         if fault is not None:
             return cls(step, fault.place, fault.reason, (), fault.kind == "death")
@@ -222,16 +222,11 @@ def without(request: Request, lost: Sequence[str]) -> Request:
     """The same job without some hosts: with fewer ranks, unless the others have slots to spare."""
     if not lost or not request.hosts:
         return request
-    left = tuple(host for host in request.hosts if not any(_is_same(host, name) for name in lost))
+    left = tuple(host for host in request.hosts if not any(is_same_host(host.name, name) for name in lost))
     before, slots = (sum(host.slots for host in hosts) for hosts in (request.hosts, left))
     # More ranks than slots were asked for: they are not pushed together any closer.
     ranks = request.ranks * slots // before if request.ranks > before else min(request.ranks, slots)
     return dataclasses.replace(request, hosts=left, ranks=max(ranks, bool(slots)))
-
-
-def _is_same(host: Host, name: str) -> bool:
-    """Launchers name hosts with or without their domain."""
-    return name == host.name or name.partition(".")[0] == host.name or host.name.partition(".")[0] == name
 
 
 def _ranks(number: int) -> str:

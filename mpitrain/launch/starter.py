@@ -133,6 +133,8 @@ def main(arguments: Sequence[str]) -> int:
         for signum in HANDED_ON:
             signal.signal(signum, lambda number, _: connection.send(number))
         connection.pump(until_started=True)
+    if connection.started:
+        _tell(environ, "started", rank, place.host)
     connection.pump()
     ssh_code = connection.process.wait()
     code = connection.code
@@ -140,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
         # ssh also ends with what could not be executed on the host.
         lost = connection.started or ssh_code <= 0
         ssh_code = NO_CONNECTION if lost else ssh_code
-        _tell_lost(environ, rank, place.host, ssh_code)
+        _tell(environ, "lost", rank, f"{ssh_code} {place.host}")
         code = -signal.SIGKILL if connection.started else ssh_code
     return _end(code)
 
@@ -183,10 +185,10 @@ def _turn(place: Place, environ: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-def _tell_lost(environ: Mapping[str, str], rank: int, host: str, ssh_code: int) -> None:
+def _tell(environ: Mapping[str, str], event: str, rank: int, detail: str) -> None:
     secret = environ.get(RUN_VARIABLE)
     if secret:
-        Reporter(secret, 2).tell("lost", rank, f"{ssh_code} {host}")
+        Reporter(secret, 2).tell(event, rank, detail)
 
 
 def _end(code: int) -> int:

@@ -18,6 +18,7 @@ from mpitrain.errors import LauncherError
 from mpitrain.launch import processes
 from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.report import Listener, directory_of
+from mpitrain.runtime.hostfile import is_same_host
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -98,6 +99,10 @@ class Outcome:
     def met(self) -> bool:
         """Rank 0 has told that all ranks have met."""
         return 0 in self.listener.ranks("met")
+
+    def reached(self, host: str) -> bool:
+        """Something has been heard from there, or could have been."""
+        return self.met or any(is_same_host(host, name) for name in self.listener.hosts())
 
 
 class Supervisor:

@@ -71,7 +71,9 @@ def _hosts(outcome: Outcome) -> list[str]:
     if outcome.met:
         return [f"the connection to {host} was lost while the job ran" for host in lost_hosts(outcome)]
     said = [
-        f"{host} cannot be reached by ssh, which says why above; try: ssh -o BatchMode=yes {host} true "
+        f"the connection to {host} was lost before all ranks had met"
+        if outcome.reached(host)
+        else f"{host} cannot be reached by ssh, which says why above; try: ssh -o BatchMode=yes {host} true "
         "(it must neither fail nor ask for anything)"
         for host in lost_hosts(outcome)
     ]

@@ -104,6 +104,11 @@ def render(hosts: Sequence[Host], dialect: str) -> str:
     raise HostfileError(f"there is no dialect {dialect!r}: name one of {', '.join(DIALECTS)}")
 
 
+def is_same_host(one: str, other: str) -> bool:
+    """Whether two names are of one host: some say it with its domain, some without."""
+    return one == other or one.partition(".")[0] == other or other.partition(".")[0] == one
+
+
 def _added(before: Host | None, host: Host) -> Host:
     if before is None:
         return host

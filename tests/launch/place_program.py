@@ -9,6 +9,7 @@ import time
 import mpitrain
 
 if sys.argv[1:] == ["late"] and os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    os.write(1, f"late on {os.uname().nodename}\n".encode())
     time.sleep(300)  # never meets the others
 world = mpitrain.init()
 line = f"rank {world.rank} of {world.size}: node {world.node_rank}, local {world.local_rank} on {os.uname().nodename}"

@@ -17,7 +17,7 @@ import pytest
 
 from mpitrain.launch.processes import descendants
 from tests.launch.conftest import REPOSITORY, TAG, Finished, Job, Mpirun
-from tests.launch.hosts import Hosts
+from tests.launch.hosts import Hosts, missing, several
 
 HERE = Path(__file__).parent
 PLACES = str(HERE / "place_program.py")
@@ -125,6 +125,26 @@ def test_without_daemons_ranks_are_where_they_belong_and_end(mpirun: Mpirun, hos
     finished = none_is_left(job)
     assert finished.returncode != 0, finished.output
     assert "was lost" not in finished.stderr, finished.output
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_host_is_lost_before_its_ranks_have_met_the_others(mpirun: Mpirun, tmp_path: Path, silently: bool) -> None:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with several(2, tmp_path) as hosts:
+        options = ["-H", "node0,node1", "--restarts", "1"]
+        job = run_on(hosts, mpirun, *options, sys.executable, PLACES, "late")
+        assert job.process.stdout is not None
+        assert job.process.stdout.readline() == "late on node1\n", none_is_left(job).output
+        hosts.kill("node1", silently)
+        killed = time.monotonic()
+        finished = none_is_left(job)
+    assert time.monotonic() - killed < 60, finished.output
+    assert finished.returncode == 0, finished.output
+    assert "mpitrain: the connection to node1 was lost before all ranks had met" in finished.stderr, finished.output
+    assert "; restart 1 of 1 in 1 s, with 1 rank, without node1, " in finished.stderr, finished.output
+    assert finished.stdout.startswith("rank 0 of 1: node 0, local 0 on node0"), finished.output
 
 
 def test_training_goes_on_without_hosts(mpirun: Mpirun, hosts: Hosts, tmp_path: Path) -> None:

@@ -164,6 +164,13 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         (outcome(255, MET, ssh_codes={"node2": 255}), 255, ""),  # the launcher has ended its ssh
         (outcome(255, [], ssh_codes={"node2": 255}), 255, "node2 cannot be reached by ssh"),
         (outcome(0, [], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
+        (outcome(0, BEGUN[:2], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
+        (outcome(0, BEGUN[:2], ssh_codes={"node1": 255}), 1, "connection to node1 was lost before all ranks had met"),
+        (
+            outcome(0, [Mark("started", 1, "node0", "node2")], ssh_codes={"node2": 255}),
+            1,
+            "connection to node2 was lost before all ranks had met",
+        ),
         (outcome(1, [], ssh_codes={"node2": 127}), 1, "not found on node2"),
         (outcome(213, [], tail=LISTENER), 213, "give each its TMPDIR"),
         (outcome(1, MET, ssh_codes={"node2": 127}), 1, ""),
