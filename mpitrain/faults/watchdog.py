@@ -158,6 +158,7 @@ class Watchdog:
                 self._dial(self.roster.candidates())
         elif self._now - self._acknowledged > self._silence_seconds:
             self._left[self._linked_to] = "silent"
+            self._say(wire.MOVED)
             self._drop()
         elif self._now - self._dialed > RETURN_SECONDS:
             before = [r for r in self.roster.candidates() if r < self._linked_to and self._left.get(r) != "closed"]
@@ -331,7 +332,7 @@ class Watchdog:
         self._dialing = False
         if found is None:
             return
-        self._say({"is": "moved"})
+        self._say(wire.MOVED)
         self._drop()
         self._linked_to, self._link, self._left = found
         self._left.pop(self._linked_to, None)

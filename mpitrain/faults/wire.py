@@ -20,6 +20,7 @@ from typing import Any
 Message = dict[str, Any]
 LONGEST_BYTES = 1 << 20
 MOST_UNSENT_BYTES = 4 << 20
+MOVED: Message = {"is": "moved"}  # the last word of a rank that lives, and looks for another hub
 SIOCGIFADDR = 0x8915
 
 
@@ -174,6 +175,13 @@ def greet(connection: socket.socket, own: int, to: int, hello: Message, token: s
         if not is_proof(_message(bytes(line)).get("proof"), token, to, own):
             raise ConnectionError("another rank, or another job")
         return Link(connection)
+    except TimeoutError:
+        # The other end may read all this later, and must not take this rank for dead.
+        with contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.send(json.dumps(MOVED).encode() + b"\n")
+        connection.close()
+        raise
     except BaseException:
         connection.close()
         raise

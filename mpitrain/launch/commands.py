@@ -10,8 +10,9 @@ from mpitrain.launch.dialect import INTEL_MPI, Mpi
 from mpitrain.launch.request import Request, matches
 from mpitrain.runtime.hostfile import Host, render
 
-# Open MPI's daemons ask each other whether they are there; by default only after 300 s (20 s apart, 9 times).
-KEEPALIVE_SECONDS = {"time": 3, "intvl": 1, "probes": 5}
+# Open MPI's daemons ask each other whether they are there; by default only after 300 s (20 s apart, 9 times). A network
+# that is away for a few seconds, as when a switch or a bond changes its ways, is no lost host.
+KEEPALIVE_SECONDS = {"time": 4, "intvl": 2, "probes": 4}
 
 # What launchers, and ssh, need to do their work.
 LAUNCHER_NEEDS = (

@@ -133,10 +133,18 @@ class Hosts:
     def kill(self, name: str, silently: bool = False) -> None:
         """End every process of a host; silently, so that the others hear nothing of it, as when power is lost."""
         if silently:
-            self._in_switch("link", "set", name, "down")
+            self.cut(name)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._first.pop(name), signal.SIGKILL)
         self._unshare.pop(name).wait(START_SECONDS)
+
+    def cut(self, name: str) -> None:
+        """Take the network away from a host, whose processes go on."""
+        self._in_switch("link", "set", name, "down")
+
+    def heal(self, name: str) -> None:
+        """Give it back."""
+        self._in_switch("link", "set", name, "up")
 
     @property
     def ssh(self) -> Path:

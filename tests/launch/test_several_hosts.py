@@ -17,6 +17,7 @@ from tests.launch.recovery_program import RECOVERY_PROGRAM, each_once, in_order,
 
 PROGRAM = str(Path(__file__).with_name("place_program.py"))
 WITHIN_SECONDS = 300
+AWAY_SECONDS = 6
 pytestmark = pytest.mark.mpich
 
 
@@ -81,6 +82,28 @@ def test_a_host_that_is_not_reached(hosts: Hosts, mpirun: Mpirun, options: list[
     assert finished.returncode != 0
     assert reason in finished.stderr, finished.output
     assert f"mpitrain: {host} cannot be reached by ssh" in finished.stderr
+
+
+def test_a_network_that_is_away_for_some_seconds_is_waited_for(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:
+    gone: list[float] = []
+
+    def be_away() -> None:
+        while text_of(tmp_path / "steps-3-0").count("\n") < 14:
+            time.sleep(0.05)
+        hosts.cut("node1")
+        gone.append(time.monotonic())
+        time.sleep(AWAY_SECONDS)
+        hosts.heal("node1")
+
+    away = threading.Thread(target=be_away, daemon=True)
+    away.start()
+    command = run("-H", ",".join(hosts.names), "--start-timeout", "120", sys.executable, RECOVERY_PROGRAM)
+    finished = on_first(hosts, mpirun, [*command, str(tmp_path)])
+    assert gone, finished.output
+    assert time.monotonic() - gone[0] > AWAY_SECONDS, finished.output
+    away.join()
+    assert (finished.returncode, finished.stdout) == (0, "trained\n"), finished.output
+    assert in_order(samples_taken(tmp_path, 3)) == each_once(), finished.output
 
 
 def test_a_host_falls_silent_and_the_job_goes_on_without_it(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ALL = dataclasses.replace(
     extra=("--more", "x"),
 )
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-KEEPALIVE = {"time": "3", "intvl": "1", "probes": "5"}
+KEEPALIVE = {"time": "4", "intvl": "2", "probes": "4"}
 
 
 def keepalive(prefix: str) -> dict[str, str]:
@@ -170,7 +170,7 @@ def test_what_the_user_has_set_wins_over_defaults_and_loses_to_options() -> None
     environ = command.environ({"OMPI_MCA_mpi_yield_when_idle": "0", "PRTE_MCA_prte_if_include": "ib0", "PATH": "/x"})
     assert environ["OMPI_MCA_mpi_yield_when_idle"] == "0"
     assert environ["PRTE_MCA_prte_if_include"] == "eth0"
-    assert environ["PRTE_MCA_oob_tcp_keepalive_time"] == "3"
+    assert environ["PRTE_MCA_oob_tcp_keepalive_time"] == "4"
 
 
 @pytest.mark.parametrize("mpi", [OMPI5, OMPI4, HYDRA, INTEL], ids=str)

@@ -111,6 +111,19 @@ def test_a_killed_rank_is_named_and_the_others_end(ranks: Ranks, killed: int, wh
         assert " MiB of memory when last heard of" in output
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["busy at the start", "stopped"])
+def test_a_hub_that_is_not_there_for_a_while_takes_nobody_for_dead(ranks: Ranks, stopped: bool) -> None:
+    ranks.start(3, "apart" if stopped else "apart, and the hub is busy")
+    if stopped:
+        time.sleep(1.0)
+        ranks.processes[0].send_signal(signal.SIGSTOP)
+        time.sleep(6.0)
+        ranks.processes[0].send_signal(signal.SIGCONT)
+    time.sleep(8.0)
+    assert [process.poll() for process in ranks.processes] == [None] * 3, ranks.output()
+    assert ranks.output() == ""
+
+
 def test_the_same_exception_is_told_once(ranks: Ranks) -> None:
     ranks.start(3, "fails alike")
     assert set(ranks.codes()) == {1}, ranks.output()

@@ -27,8 +27,8 @@ def abort(code: int) -> None:
     os._exit(code)
 
 
-def meet(rank: int, size: int, directory: Path) -> Watchdog:
-    """What the ranks of a job tell each other over MPI, told through files."""
+def meet(rank: int, size: int, directory: Path, apart: bool) -> Watchdog:
+    """What the ranks of a job tell each other over MPI, told through files; apart, each is on a host of its own."""
     listener = wire.listen(True, size)
     own = Process.current()
     part = directory / f"{rank}.part"
@@ -38,7 +38,7 @@ def meet(rank: int, size: int, directory: Path) -> Watchdog:
         time.sleep(0.01)
     found = [json.loads((directory / f"{other}.json").read_text()) for other in range(size)]
     seats = tuple(
-        Seat(other, "here", 0, Process(pid, started), ("127.0.0.1",), port)
+        Seat(other, "here", other * apart, Process(pid, started), ("127.0.0.1",), port)
         for other, (port, pid, started) in enumerate(found)
     )
     options = FaultOptions.of(os.environ, stall_warning=2, stall_abort=5)
@@ -46,7 +46,9 @@ def meet(rank: int, size: int, directory: Path) -> Watchdog:
 
 
 def main(rank: int, size: int, directory: Path, what: str) -> None:
-    watchdog = meet(rank, size, directory)
+    watchdog = meet(rank, size, directory, what.startswith("apart"))
+    if what == "apart, and the hub is busy" and rank == 0:
+        time.sleep(4)
     watchdog.start()
     activity = watchdog.activity
     activity.phase, activity.updates = "compute", 7
