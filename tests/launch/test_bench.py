@@ -115,6 +115,24 @@ def check_step(printed: list[dict[str, str]], written: list[dict[str, Any]]) -> 
     assert counts["alone"] >= 4
 
 
+def test_parameter_servers_and_ordering(mpirun: Mpirun, tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.json" for name in ("ps", "straggler", "ordering")}
+    few = {
+        "ps": ("--mebibytes", "0.25", "--peer"),
+        "straggler": ("--compute-seconds", "0.02", "--seconds", "1"),
+        "ordering": ("--mebibytes", "0.25", "--tensors", "4", "--windows", "1,2", "--work-seconds", "0.001"),
+    }
+    ran = several(mpirun, 4, [[name, *few[name], "--repeat", "1", "--json", str(paths[name])] for name in few])
+    found = {name: check(finished, paths[name], name)[0] for finished, name in zip(ran, few, strict=True)}
+    [row] = found["ps"]
+    assert (row["MiB"], row["workers"], row["servers"]) == ("0.25", "3", "1")
+    assert float(row["ParameterServerStrategy ms"]) > 0
+    shares = {row["way"]: float(row["share"]) for row in found["straggler"]}
+    assert shares["sync"] <= 0.3 + 0.05  # all wait for the slow one, which makes a fifth of the steps
+    assert shares["async"] > shares["sync"], shares
+    assert len(found["ordering"]) >= 2
+
+
 def test_peers(mpirun: Mpirun, tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     few = ("--models", "mlp50k", "--repeat", "1", "--block-seconds", "0.01")
