@@ -19,7 +19,8 @@ from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
 from tests.launch.leftovers import Kill, pids_of_ranks, segments_of, soak_directory, wait_until_empty
 
 UPDATE, TEST, CHECKPOINT, END = STAGES = ("update", "test", "checkpoint", "end")
-TOGETHER = 0.2  # of them: at the same time as another one
+DOWN_TO_ONE = 0.6  # of all runs: one rank alone is left
+TOGETHER = 0.2  # of all deaths: at the same time as another one
 LAST_UPDATE, TESTS, CHECKPOINTS = 65, 5, 4  # that there are at least, with 6 ranks
 LONGEST_DELAY_MILLISECONDS = 40.0
 PATIENCE_SECONDS = 600.0
@@ -55,7 +56,8 @@ def deaths_of(seed: int) -> tuple[int, list[Death]]:
     choose = random.Random(seed)
     ranks = choose.randint(3, 6)
     deaths = list[Death]()
-    for rank in sorted(choose.sample(range(ranks), choose.randint(1, ranks - 1))):
+    count = ranks - 1 if choose.random() < DOWN_TO_ONE else choose.randint(1, ranks - 1)
+    for rank in sorted(choose.sample(range(ranks), count)):
         # Checkpoints are written by the first rank of those that are there.
         stages = STAGES if rank == 0 else (UPDATE, UPDATE, TEST, END)
         last = {UPDATE: LAST_UPDATE, TEST: TESTS, CHECKPOINT: CHECKPOINTS, END: 1}
