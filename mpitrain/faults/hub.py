@@ -227,7 +227,7 @@ class Hub:
             fault = self._death(rank, member)
             if not self._told and self.losses.survives(rank, self._neighbours.ended.get(rank, (None, False))[0]):
                 self._gone[rank] = ("lost", self._now)
-                self.losses.tell(fault, self._now, self._write)
+                self.losses.tell(fault, self._now, self._write, self.tell_all)
             else:
                 self._tell([fault])
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 from mpitrain.faults import report
 from mpitrain.faults.options import SHRINK, FaultOptions
 from mpitrain.faults.report import Fault
+from mpitrain.faults.wire import Message
 
-# After which a rank that becomes the hub has nothing to tell of a loss: the one before has.
+# After which a rank that becomes the hub has nothing to tell of a loss: the one before has, even if this one has not
+# heard of it.
 TOLD_SECONDS = 3.0
 # After which a lost rank whose connection has not ended is one whose host, or the way there, is gone.
 SILENT_SECONDS = 1.0
@@ -27,6 +29,7 @@ class Losses:
         self._options = options
         self._since: dict[int, float] = {}
         self._vital: frozenset[int] = frozenset()
+        self._told: set[int] = set()
         self.at_end = False  # of the job: what is not told now never is
 
     def need(self, ranks: Sequence[int]) -> None:
@@ -58,18 +61,25 @@ class Losses:
         exited = status is not None and os.WIFEXITED(status)
         return self._options.on_failure == SHRINK and rank not in self._vital and not exited
 
-    def tell(self, death: Fault, now: float, write: Callable[[str], None]) -> None:
+    def hear(self, rank: int) -> None:
+        """Local: the hub has told of this one."""
+        self._told.add(rank)
+
+    def tell(self, death: Fault, now: float, write: Callable[[str], None], tell_all: Callable[[Message], None]) -> None:
         """Local: tell of a death that the others survive, unless another rank has told it when it was the hub.
 
         Args:
             death: of one rank.
             now: the time.
             write: prints a text.
+            tell_all: says to all ranks that it was told, so that none that is the hub later tells it again.
         """
         rank = death.culprits[0].rank
-        if now - self._since.get(rank, now) > TOLD_SECONDS:
+        if rank in self._told or now - self._since.get(rank, now) > TOLD_SECONDS:
             return
+        self._told.add(rank)
         loss = dataclasses.replace(death, kind="loss", exit_code=0)
         write(report.message(loss))
+        tell_all({"is": "lost", "rank": rank})
         if self._options.failure_report:
             report.write(self._options.failure_report, loss)

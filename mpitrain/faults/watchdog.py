@@ -195,7 +195,6 @@ class Watchdog:
         if sums > self._sums and max(len(activity.batches), len(activity.gradients)) >= LOOKED_AT_BATCHES:
             self._sums = sums
             self._say({"is": "data", "batches": activity.batches[:], "gradients": activity.gradients[:]})
-
         if self.roster.own == 0 and activity.progress != self._progress:
             self._progress = activity.progress
             tell("step", 0, self._progress)
@@ -283,6 +282,8 @@ class Watchdog:
                 self._say(self._state(message["question"], message["look"]))
             elif kind == "told":
                 self._told.set()
+            elif kind == "lost":
+                self._hub.losses.hear(int(message["rank"]))
             elif kind == "abort":
                 self._hub.fall_silent()
                 self._end_soon(int(message["code"]), [int(rank) for rank in message["silent"]])

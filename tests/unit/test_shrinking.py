@@ -106,13 +106,22 @@ def test_which_deaths_are_survived(on_failure: str, status: int | None, survived
 
 def test_a_new_hub_does_not_tell_of_old_losses() -> None:
     told: list[str] = []
-    losses = Losses(FaultOptions(on_failure="shrink"))
+    said: list[dict[str, object]] = []
     death = Fault("death", "was killed by SIGKILL", 137, (Culprit(0, "hosta", 1),), "SIGKILL")
-    losses.tell(death, 10.0, told.append)
-    losses.note([0], 10.0)
-    losses.tell(death, 10.0 + TOLD_SECONDS / 2, told.append)  # that hub may have died before it could
-    losses.tell(death, 11.0 + TOLD_SECONDS, told.append)
+    one, other, late = (Losses(FaultOptions(on_failure="shrink")) for _ in range(3))
+    for losses in (one, other, late):
+        losses.note([0], 10.0)
+    one.tell(death, 10.0, told.append, said.append)
+    assert (len(told), said) == (1, [{"is": "lost", "rank": 0}])
+    other.tell(death, 10.0 + TOLD_SECONDS / 2, told.append, said.append)  # that hub may have died before it could
+    late.tell(death, 11.0 + TOLD_SECONDS, told.append, said.append)
     assert told == ["mpitrain: rank 0 on hosta was killed by SIGKILL; the others go on without it\n"] * 2
+    heard = Losses(FaultOptions(on_failure="shrink"))
+    heard.note([0], 10.0)
+    heard.hear(0)
+    heard.tell(death, 10.0, told.append, said.append)
+    one.tell(death, 10.0, told.append, said.append)
+    assert (len(told), len(said)) == (2, 2)
 
 
 def test_a_lost_rank_whose_connection_stays_is_missed() -> None:
