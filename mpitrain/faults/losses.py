@@ -36,6 +36,11 @@ class Losses:
         """Local: the others do not go on without any of these."""
         self._vital = frozenset(ranks)
 
+    @property
+    def lost(self) -> Collection[int]:
+        """Ranks that the job goes on without."""
+        return self._since.keys()
+
     def note(self, ranks: Sequence[int], now: float) -> None:
         """Local: the job goes on without these."""
         for rank in ranks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from mpitrain.faults import wire
 from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit
+from mpitrain.faults.wire import Link
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,50 @@ class Roster:
         """This rank's."""
         return self.seats[self.own]
 
-    def candidates(self) -> list[int]:
+    def candidates(self, lost: Collection[int] = ()) -> list[int]:
         """The ranks that may be the hub for this one, the first that answers is.
 
         Rank 0, and some others for the case that it does not answer; at last this rank itself.
+
+        Args:
+            lost: ranks that the job goes on without; others take their places.
         """
-        first_of_nodes = [ranks[0] for ranks in self._nodes()]
-        wanted = {0, 1, 2, 3, *first_of_nodes[:3], first_of_nodes[self.seat.node], self.own}
+        nodes = [[rank for rank in ranks if rank not in lost] for ranks in self._nodes()]
+        first_of_nodes = [ranks[0] for ranks in nodes if ranks]
+        first = [seat.rank for seat in self.seats if seat.rank not in lost][:4]
+        wanted = {*first, *first_of_nodes[:3], *nodes[self.seat.node][:1], self.own}
         return sorted(rank for rank in wanted if rank <= self.own)
+
+    def find_hub(
+        self, ranks: Sequence[int], left: dict[int, str], timeout_seconds: float
+    ) -> tuple[int, Link, dict[int, str]] | None:
+        """Local: the first rank that answers, and the link to it. Blocks.
+
+        Args:
+            ranks: in the order in which they are tried.
+            left: those that have not answered, and why; more are added.
+            timeout_seconds: for each address.
+        """
+        for rank in ranks:
+            places = self.seats[rank].places(self.seat.node)
+            hello = {"left": {str(other): why for other, why in left.items() if other < rank}}
+            found = wire.first_that_answers(places, self.own, rank, hello, self.token, timeout_seconds)
+            if isinstance(found, Link):
+                return rank, found, left
+            left[rank] = found
+        return None
 
     def neighbours(self, ranks: Sequence[int], of: int) -> list[Seat]:
         """Those of `ranks` that are on the host of rank `of`."""
         return [self.seats[rank] for rank in ranks if self.seats[rank].node == self.seats[of].node]
 
-    def watched(self) -> list[Seat]:
-        """The ranks of this host whose processes this rank looks at: the next one, in a circle; the first sees all."""
-        ranks = self._nodes()[self.seat.node]
+    def watched(self, lost: Collection[int] = ()) -> list[Seat]:
+        """The ranks of this host whose processes this rank looks at: the next one, in a circle; the first sees all.
+
+        Args:
+            lost: ranks that the job goes on without.
+        """
+        ranks = [rank for rank in self._nodes()[self.seat.node] if rank not in lost]
         place = ranks.index(self.own)
         chosen = ranks if place == 0 else [ranks[(place + 1) % len(ranks)]]
         return [self.seats[rank] for rank in chosen if rank != self.own]

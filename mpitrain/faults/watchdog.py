@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpitrain.faults import processes, stacks, wire
@@ -75,8 +75,7 @@ class Watchdog:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_posts)
-        for rank, descriptor in self._neighbours.descriptors.items():
-            self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
+        self._look_at(self._neighbours.watch())
         self._link: Link | None = None
         self._linked_to = -1
         self._dialing = self._stopping = self._leaving = False
@@ -155,19 +154,27 @@ class Watchdog:
     def _tick(self) -> None:
         if self._link is None:
             if not self._leaving:
-                self._dial(self.roster.candidates())
+                self._dial(self.roster.candidates(self._hub.losses.lost))
         elif self._now - self._acknowledged > self._silence_seconds:
             self._left[self._linked_to] = "silent"
             self._say(wire.MOVED)
             self._drop()
         elif self._now - self._dialed > RETURN_SECONDS:
-            before = [r for r in self.roster.candidates() if r < self._linked_to and self._left.get(r) != "closed"]
+            before = [
+                r
+                for r in self.roster.candidates(self._hub.losses.lost)
+                if r < self._linked_to and self._left.get(r) != "closed"
+            ]
             if before:
                 self._dial(before)
         if self._now - self._beaten >= self._beat_seconds * 0.9:
             self._beaten = self._now
             self._beat()
         self._hub.tick(self._now)
+
+    def _look_at(self, descriptors: Mapping[int, int]) -> None:
+        for rank, descriptor in descriptors.items():
+            self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
 
     def _look(self, rank: int) -> None:
         """Local: the process of a neighbour has ended."""
@@ -315,19 +322,11 @@ class Watchdog:
         # Those that did not answer a moment ago come last.
         ordered = sorted(ranks, key=lambda rank: (rank in self._left and rank != self.roster.own, rank))
         left = dict(self._left)
-        threading.Thread(target=self._look_for_hub, args=(ordered, left), name="mpitrain dial", daemon=True).start()
 
-    def _look_for_hub(self, ranks: Sequence[int], left: dict[int, str]) -> None:
-        roster = self.roster
-        for rank in ranks:
-            places = roster.seats[rank].places(roster.seat.node)
-            hello = {"left": {str(other): why for other, why in left.items() if other < rank}}
-            found = wire.first_that_answers(places, roster.own, rank, hello, roster.token, DIAL_SECONDS)
-            if isinstance(found, Link):
-                self.post("linked", (rank, found, left))
-                return
-            left[rank] = found
-        self.post("linked", None)
+        def find() -> None:
+            self.post("linked", self.roster.find_hub(ordered, left, DIAL_SECONDS))
+
+        threading.Thread(target=find, name="mpitrain dial", daemon=True).start()
 
     def _linked(self, found: tuple[int, Link, dict[int, str]] | None) -> None:
         self._dialing = False
@@ -361,6 +360,8 @@ class Watchdog:
                 self._linked(content)
             elif what == "lost":
                 self._hub.losses.note(content, self._now)
+                self._look_at(self._neighbours.watch(self._hub.losses.lost))
+                self._dialed = float("-inf")  # another rank may be the hub now
             elif what == "need":
                 self._hub.losses.need(content)
             elif what == "stop":

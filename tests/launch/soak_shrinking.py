@@ -26,7 +26,9 @@ LONGEST_DELAY_MILLISECONDS = 40.0
 PATIENCE_SECONDS = 600.0
 LOOK_SECONDS = 0.3
 RUN = ("run", "--oversubscribe", "--allow-run-as-root", "--on-failure", "shrink", "--start-timeout", "300")
-DIED = re.compile(r"^mpitrain: rank (\d) on \S+ was killed by SIGKILL.*; the others go on without it$", re.MULTILINE)
+# The second where the ranks that looked at it died at the same moment.
+HOW = "was killed by SIGKILL|ended without a word"
+DIED = re.compile(rf"^mpitrain: rank (\d) on \S+ (?:{HOW}).*; the others go on without it$", re.MULTILINE)
 LOST = re.compile(r"^mpitrain: lost: ranks? (.+) in epoch .* had made the next step ([\d.]+) s later$", re.MULTILINE)
 DONE = re.compile(r"^rank (\d) is (\d) of (\d), after \d+ updates, with weights (\w{8})$", re.MULTILINE)
 

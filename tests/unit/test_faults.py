@@ -281,6 +281,25 @@ def test_who_may_be_the_hub_and_who_looks_at_whom(
 
 
 @pytest.mark.parametrize(
+    ("own", "lost", "candidates", "watched"),
+    [
+        (0, [1], [0], [2, 3, 4, 5]),
+        (1, [0], [1], [2, 3, 4, 5]),
+        (1, [2], [0, 1], [3]),
+        (5, [0], [1, 2, 3, 4, 5], [1]),
+        (2, [0, 1, 3, 4, 5], [2], []),
+        (5, [0, 1, 2, 3], [4, 5], [4]),
+        (4, [0, 1, 2, 3], [4], [5]),
+    ],
+)
+def test_who_takes_the_places_of_ranks_that_are_lost(
+    own: int, lost: list[int], candidates: list[int], watched: list[int]
+) -> None:
+    assert roster([0] * 6, own).candidates(lost) == candidates
+    assert [seat.rank for seat in roster([0] * 6, own).watched(lost)] == watched
+
+
+@pytest.mark.parametrize(
     ("code", "expected"),
     [
         ("import os; os._exit(3)", ("ended with exit code 3", 3, None)),
