@@ -152,19 +152,16 @@ class Watchdog:
             self._hub.paused(self._now)
 
     def _tick(self) -> None:
+        lost = self._hub.losses.lost
         if self._link is None:
             if not self._leaving:
-                self._dial(self.roster.candidates(self._hub.losses.lost))
+                self._dial(self.roster.candidates(lost))
         elif self._now - self._acknowledged > self._silence_seconds:
             self._left[self._linked_to] = "silent"
             self._say(wire.MOVED)
             self._drop()
         elif self._now - self._dialed > RETURN_SECONDS:
-            before = [
-                r
-                for r in self.roster.candidates(self._hub.losses.lost)
-                if r < self._linked_to and self._left.get(r) != "closed"
-            ]
+            before = [r for r in self.roster.candidates(lost) if r < self._linked_to and self._left.get(r) != "closed"]
             if before:
                 self._dial(before)
         if self._now - self._beaten >= self._beat_seconds * 0.9:
