@@ -209,7 +209,7 @@ class Hub:
             if why == "closed" and (neighbours.look(rank) or now - since >= GROUP_SECONDS):
                 ended[rank] = since
         ended.update({rank: now for rank in neighbours.ended if rank in self.members})
-        ended.update(self.losses.untold({*self.members, *self._broken, *self._gone}, now))
+        ended.update(self.losses.untold(self._roster.own, {*self.members, *self._broken, *self._gone}, now))
         if ended:
             self._tell_deaths(ended)
 

@@ -46,14 +46,16 @@ class Losses:
         for rank in ranks:
             self._since.setdefault(rank, now)
 
-    def untold(self, known: Collection[int], now: float) -> dict[int, float]:
-        """Local: of some ranks those that the job has gone on without for a while, or to its end, and since when.
+    def untold(self, own: int, known: Collection[int], now: float) -> dict[int, float]:
+        """Local: those that the job has gone on without for a while, or to its end, and since when.
 
         Args:
+            own: this rank; the first that is left tells of all, others of those that they know.
             known: ranks that this one has heard of as the hub.
             now: the time.
         """
-        since = {rank: self._since[rank] for rank in known if rank in self._since}
+        leads = all(rank in self._since for rank in range(own))
+        since = {rank: moment for rank, moment in self._since.items() if leads or rank in known}
         return {rank: moment for rank, moment in since.items() if self.at_end or now - moment >= SILENT_SECONDS}
 
     def survives(self, rank: int, status: int | None) -> bool:

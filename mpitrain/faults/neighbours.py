@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection
 
 from mpitrain.faults import processes
 from mpitrain.faults.roster import Roster
@@ -20,27 +19,18 @@ class Neighbours:
         roster: all ranks.
 
     Attributes:
-        descriptors: of those that this rank looks at, by rank; readable once their process has ended.
+        descriptors: of all others, by rank, since those that die together may be all but one; readable once their
+            process has ended.
         ended: of ranks that have ended: status as of `os.waitpid`, and whether the kernel had no memory left.
     """
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self.descriptors: dict[int, int] = {}
+        others = [seat for seat in roster.neighbours(range(len(roster.seats)), roster.own) if seat.rank != roster.own]
+        found = {seat.rank: seat.process.open() for seat in others}
+        self.descriptors = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
         self.ended: dict[int, tuple[int, bool]] = {}
         self._out_of_memory_kills = processes.out_of_memory_kills()
-
-    def watch(self, lost: Collection[int] = ()) -> dict[int, int]:
-        """Local: look at the ranks that this one has to look at, as far as it does not yet; the new descriptors.
-
-        Args:
-            lost: ranks that the job goes on without.
-        """
-        seats = [seat for seat in self._roster.watched(lost) if seat.rank not in self.descriptors]
-        found = {seat.rank: seat.process.open() for seat in seats}
-        new = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
-        self.descriptors |= new
-        return new
 
     def is_here(self, rank: int) -> bool:
         """Local: whether a rank is on this host."""

@@ -97,17 +97,6 @@ class Roster:
         """Those of `ranks` that are on the host of rank `of`."""
         return [self.seats[rank] for rank in ranks if self.seats[rank].node == self.seats[of].node]
 
-    def watched(self, lost: Collection[int] = ()) -> list[Seat]:
-        """The ranks of this host whose processes this rank looks at: the next one, in a circle; the first sees all.
-
-        Args:
-            lost: ranks that the job goes on without.
-        """
-        ranks = [rank for rank in self._nodes()[self.seat.node] if rank not in lost]
-        place = ranks.index(self.own)
-        chosen = ranks if place == 0 else [ranks[(place + 1) % len(ranks)]]
-        return [self.seats[rank] for rank in chosen if rank != self.own]
-
     def _nodes(self) -> list[list[int]]:
         nodes: dict[int, list[int]] = {}
         for seat in self.seats:

@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.faults import processes, stacks, wire
@@ -75,7 +75,8 @@ class Watchdog:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_posts)
-        self._look_at(self._neighbours.watch())
+        for rank, descriptor in self._neighbours.descriptors.items():
+            self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
         self._link: Link | None = None
         self._linked_to = -1
         self._dialing = self._stopping = self._leaving = False
@@ -168,10 +169,6 @@ class Watchdog:
             self._beaten = self._now
             self._beat()
         self._hub.tick(self._now)
-
-    def _look_at(self, descriptors: Mapping[int, int]) -> None:
-        for rank, descriptor in descriptors.items():
-            self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
 
     def _look(self, rank: int) -> None:
         """Local: the process of a neighbour has ended."""
@@ -357,7 +354,6 @@ class Watchdog:
                 self._linked(content)
             elif what == "lost":
                 self._hub.losses.note(content, self._now)
-                self._look_at(self._neighbours.watch(self._hub.losses.lost))
                 self._dialed = float("-inf")  # another rank may be the hub now
             elif what == "need":
                 self._hub.losses.need(content)

@@ -186,6 +186,8 @@ def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun:
     (last,) = {0, 1, 2, 3} - {first, second, third}
     assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
     assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [3, 2, 1], finished.output
+    told = re.findall(r"^mpitrain: rank (\d) on \S+ .*; the others go on without it$", finished.stderr, re.MULTILINE)
+    assert sorted(map(int, told)) == sorted([first, second, third]), finished.output
 
 
 def test_workers_of_a_parameter_server_see_each_sample_once(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -127,10 +127,13 @@ def test_a_new_hub_does_not_tell_of_old_losses() -> None:
 def test_a_lost_rank_whose_connection_stays_is_missed() -> None:
     losses = Losses(FaultOptions(on_failure="shrink"))
     losses.note([1, 2], 10.0)
-    assert losses.untold([0, 1], 10.0) == {}
-    assert losses.untold([0, 1], 10.0 + SILENT_SECONDS) == {1: 10.0}
+    assert losses.untold(3, [0, 1], 10.0) == {}
+    assert losses.untold(3, [0, 1], 10.0 + SILENT_SECONDS) == {1: 10.0}
+    assert losses.untold(0, [0, 1], 10.0 + SILENT_SECONDS) == {1: 10.0, 2: 10.0}  # the first tells of all
     losses.at_end = True
-    assert losses.untold([0, 1], 10.0) == {1: 10.0}
+    assert losses.untold(3, [0, 1], 10.0) == {1: 10.0}
+    losses.note([0], 11.0)
+    assert losses.untold(3, [], 11.0) == {1: 10.0, 2: 10.0, 0: 11.0}
 
 
 def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
