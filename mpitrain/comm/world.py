@@ -196,7 +196,7 @@ def init(
         return _current[0]
     imports.install()
     environ = os.environ
-    report.tell("begun")
+    report.tell("begun", detail=os.getpid())
     patience = FaultOptions.patience(environ, stall_abort)
     with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
         communicator, topology = _connect(environ)

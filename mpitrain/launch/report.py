@@ -28,6 +28,7 @@ RESUME_VARIABLE = "MPITRAIN_RUN_RESUME"  # set when a job is started again that 
 LONGEST_MARK = 512  # less than what a pipe takes at once, so that marks of several ranks do not mix
 PATIENCE_SECONDS = 1.0  # for a launcher that does not read
 # What is told, and what stands behind it:
+# `begun`: the process.
 # `graceful`: a signal is from now on a request to come to an end; `ordinary`: it no longer is.
 # `resumed`, `saved`: a checkpoint was read, or is written: after how many steps. `step`: that many are done.
 # `fault`: a `ToldFault`. `finished`: the exit code, if known.

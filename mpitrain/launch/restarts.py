@@ -105,7 +105,9 @@ class Failure:
             return cls(step, fault.place, fault.reason, (), fault.kind == "death")
         if outcome.timed_out:
             return cls(step, "", "the ranks did not meet")
-        return cls(step, "", f"the launcher ended with exit code {code}", is_rough=heard > before)
+        place = "" if outcome.first is None else f"rank {outcome.first}, which ended first"
+        reason = f"the launcher ended with exit code {code}"
+        return cls(step, place, reason, (), outcome.first is not None, is_rough=heard > before)
 
     def is_like(self, other: Failure) -> bool:
         """Whether it is the same step, as far as that is known, and the same reason.

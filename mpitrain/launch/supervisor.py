@@ -17,6 +17,7 @@ from typing import IO
 from mpitrain.errors import LauncherError
 from mpitrain.launch import processes
 from mpitrain.launch.agent import NO_CONNECTION, Agent
+from mpitrain.launch.first_end import FirstEnd
 from mpitrain.launch.report import Listener, directory_of
 from mpitrain.runtime.hostfile import is_same_host
 
@@ -73,6 +74,7 @@ class Outcome:
         signals: those that were handed on.
         timed_out: the ranks did not meet in time.
         seconds: it ran.
+        first: the rank of this host that ended first, if none has told why.
     """
 
     code: int
@@ -83,6 +85,7 @@ class Outcome:
     signals: list[int] = field(default_factory=list)
     timed_out: bool = False
     seconds: float = 0.0
+    first: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -118,6 +121,7 @@ class Supervisor:
         self._plan, self._agent = plan, agent
         self._outcome = Outcome(0, Listener(plan.secret))
         self._pending = [] if pending is None else pending
+        self._ends = FirstEnd()
         self._leaving: set[str] = set()  # hosts whose connection has ended; perhaps the launcher is about to end, too
         self._ending: list[tuple[float, int]] = []  # when the launcher is sent which signal, unless it ends before
 
@@ -137,6 +141,7 @@ class Supervisor:
                 processes.end_descendants(0.0 if self._ending else ORPHAN_SECONDS)
                 code = process.wait()
                 self._note_hosts()
+                self._note_first_end()
         self._outcome.code = 128 - code if code < 0 else code
         self._outcome.seconds = time.monotonic() - started
         return self._outcome
@@ -185,6 +190,7 @@ class Supervisor:
 
     def _heard(self, data: bytes) -> bytes:
         shown = self._outcome.listener.feed(data)
+        self._ends.watch(self._outcome.listener.marks)
         self._outcome.tail = (self._outcome.tail + shown)[-TAIL_BYTES:]
         return shown
 
@@ -257,6 +263,12 @@ class Supervisor:
         for host in sorted(gone):
             _write_all(2, f"mpitrain: the connection to {host} was lost; the other hosts go on without it\n".encode())
         return set()
+
+    def _note_first_end(self) -> None:
+        listener, signals = self._outcome.listener, self._outcome.signals
+        if listener.fault is None and not (signals or self._outcome.timed_out):
+            self._outcome.first = self._ends.rank(without=listener.ranks("finished"))
+        self._ends.close()
 
     def _forward(self, process: subprocess.Popen[bytes], signum: int, now: float) -> None:
         again = signum in ENDING_SIGNALS and any(other in ENDING_SIGNALS for other in self._outcome.signals)

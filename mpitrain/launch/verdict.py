@@ -1,7 +1,8 @@
-"""What came of a job: the exit code, and what is said about it. Pure."""
+"""What came of a job: the exit code, and what is said about it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -47,6 +48,12 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     if outcome.code != 0 and not outcome.signals and outcome.succeeded:
         said.append(f"the job is done; its launcher ended with exit code {outcome.code} because of what came after")
         return 0, said
+    is_told = said or outcome.finished or b"\nmpitrain: rank" in b"\n" + outcome.tail
+    if outcome.code != 0 and outcome.first is not None and not is_told:
+        said.append(
+            f"rank {outcome.first} on {os.uname().nodename} ended first, and the launcher, whose exit code is "
+            f"{outcome.code}, then ended the others before they could tell why"
+        )
     return _of_the_first(outcome), said
 
 

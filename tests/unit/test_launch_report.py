@@ -162,6 +162,9 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         ),
         (outcome(15, MET, ssh_codes={"node2": 255}, lost={"node2"}), 15, "connection to node2 was lost"),
         (outcome(255, MET, ssh_codes={"node2": 255}), 255, ""),  # the launcher has ended its ssh
+        (outcome(9, MET, first=2), 9, "rank 2 on "),
+        (outcome(9, MET, first=2, tail=b"mpitrain: rank 2 on a was killed by SIGKILL\n"), 9, ""),
+        (outcome(0, DONE, first=2), 0, ""),
         (outcome(255, [], ssh_codes={"node2": 255}), 255, "node2 cannot be reached by ssh"),
         (outcome(0, [], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
         (outcome(0, BEGUN[:2], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),

@@ -78,6 +78,10 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
         ),
         (outcome(9, ("saved", 2)), Failure(2, "", "the launcher ended with exit code 9", is_rough=True)),
         (outcome(9), Failure(0, "", "the launcher ended with exit code 9")),
+        (
+            outcome(9, first=2),
+            Failure(0, "rank 2, which ended first", "the launcher ended with exit code 9", is_death=True),
+        ),
         (outcome(9, ("resumed", 7)), Failure(7, "", "the launcher ended with exit code 9")),
         (outcome(143, timed_out=True), Failure(0, "", "the ranks did not meet")),
         (replace(failed(), **LOST_C), Failure(510, "", "the connection to c was lost", ("c",))),  # type: ignore[arg-type]
