@@ -133,7 +133,7 @@ class Hub:
         member.heard = now
         if kind == "beat":
             member.said = message
-            member.link.send({"is": "ok"})
+            member.link.send(self.losses.answer)
         elif kind == "state":
             member.state, member.answered = message, int(message["question"])
         elif kind == "fault":

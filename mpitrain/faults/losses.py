@@ -68,9 +68,14 @@ class Losses:
         exited = status is not None and os.WIFEXITED(status)
         return self._options.on_failure == SHRINK and rank not in self._vital and not exited
 
-    def hear(self, rank: int) -> None:
-        """Local: the hub has told of this one."""
-        self._told.add(rank)
+    @property
+    def answer(self) -> Message:
+        """The hub's answer to each heartbeat: what was told, so that no rank that is the hub later tells it again."""
+        return {"is": "ok", "lost": sorted(self._told)}
+
+    def hear(self, answer: Message) -> None:
+        """Local: what the hub has told."""
+        self._told.update(map(int, answer["lost"]))
 
     def tell(self, death: Fault, now: float, write: Callable[[str], None], tell_all: Callable[[Message], None]) -> None:
         """Local: tell of a death that the others survive, unless another rank has told it when it was the hub.
@@ -79,7 +84,7 @@ class Losses:
             death: of one rank.
             now: the time.
             write: prints a text.
-            tell_all: says to all ranks that it was told, so that none that is the hub later tells it again.
+            tell_all: says to all ranks that it was told.
         """
         rank = death.culprits[0].rank
         if rank in self._told or now - self._since.get(rank, now) > TOLD_SECONDS:
@@ -87,6 +92,6 @@ class Losses:
         self._told.add(rank)
         loss = dataclasses.replace(death, kind="loss", exit_code=0)
         write(report.message(loss))
-        tell_all({"is": "lost", "rank": rank})
+        tell_all(self.answer)
         if self._options.failure_report:
             report.write(self._options.failure_report, loss)

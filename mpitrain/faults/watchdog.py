@@ -279,12 +279,11 @@ class Watchdog:
             kind = message["is"]
             if kind == "ok":
                 self._acknowledged = self._now
+                self._hub.losses.hear(message)
             elif kind == "ask":
                 self._say(self._state(message["question"], message["look"]))
             elif kind == "told":
                 self._told.set()
-            elif kind == "lost":
-                self._hub.losses.hear(int(message["rank"]))
             elif kind == "abort":
                 self._hub.fall_silent()
                 self._end_soon(int(message["code"]), [int(rank) for rank in message["silent"]])
