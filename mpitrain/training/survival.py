@@ -182,6 +182,7 @@ class Survival:
         self.on_loss: Callable[[Position, bool], None] = lambda position, training: None
         self._world, self._model, self._batch_size, self._counting = world, model, batch_size, list(counting)
         self._results: dict[int, Any] = {}
+        self._untold: dict[int, float] = {}  # places in `losses`, and when they were noticed
         self._begin = world.activity.updates
         self._undone: Undone | None = None
         self._left: Indices | None = None  # of the epoch under way, where that is no end of its order
@@ -284,14 +285,16 @@ class Survival:
         self._note(Loss(tuple(ranks), tuple(hosts), self._world.size, position.epoch, updates, 0.0), since)
 
     def _note(self, loss: Loss, since: float) -> None:
-        """Local: tell of the loss once the next step is done."""
-        place = len(self.losses)
+        """Local: tell of the loss, and of any other of the same step, once the next step is done."""
+        self._untold[len(self.losses)] = since
         self.losses.append(loss)
 
         def done() -> None:
-            self.losses[place] = dataclasses.replace(loss, seconds=time.monotonic() - since)
-            if self._world.is_root:
-                watch.write(f"mpitrain: lost: {self.losses[place]}\n")
+            for place, noticed in self._untold.items():
+                self.losses[place] = dataclasses.replace(self.losses[place], seconds=time.monotonic() - noticed)
+                if self._world.is_root:
+                    watch.write(f"mpitrain: lost: {self.losses[place]}\n")
+            self._untold.clear()
             if self.every is not None:
                 self.every.after_step = None
 
