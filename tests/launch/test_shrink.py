@@ -168,7 +168,7 @@ def test_training_goes_on_without_hosts(mpirun: Mpirun, hosts: Hosts, tmp_path: 
         told = f"mpitrain: the connection to {name} was lost; the other hosts go on without it\n"
         assert finished.stderr.count(told) == 1, finished.output
     # That weights are those of each sample seen once, the program has looked at.
-    assert re.search(r"^rank 0 is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert re.search(r"^rank 0 is 0 of 1, after \d+ updates, ", finished.stdout, re.MULTILINE), finished.output
     assert LOST.findall(finished.stderr) == [("1 (node1)", "10", "2"), ("2 (node2)", "25", "1")], finished.output
 
 
@@ -184,7 +184,7 @@ def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun:
     finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], *words))
     assert finished.returncode == 0, f"{kills}\n{finished.output}"
     (last,) = {0, 1, 2, 3} - {first, second, third}
-    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates, ", finished.stdout, re.MULTILINE), finished.output
     assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [3, 2, 1], finished.output
     told = re.findall(r"^mpitrain: rank (\d) on \S+ .*; the others go on without it$", finished.stderr, re.MULTILINE)
     assert sorted(map(int, told)) == sorted([first, second, third]), finished.output
@@ -197,7 +197,7 @@ def test_workers_of_a_parameter_server_see_each_sample_once(mpirun: Mpirun, tmp_
     words = [sys.executable, TRAINING, str(tmp_path), "ps", *kills]
     finished = none_is_left(run(mpirun, 4, ["--start-timeout", "150"], *words))
     assert finished.returncode == 0, f"{kills}\n{finished.output}"
-    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates$", finished.stdout, re.MULTILINE), finished.output
+    assert re.search(rf"^rank {last} is 0 of 1, after \d+ updates, ", finished.stdout, re.MULTILINE), finished.output
     assert [int(left) for _, _, left in LOST.findall(finished.stderr)] == [2, 1], finished.output
 
 
