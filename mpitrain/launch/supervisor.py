@@ -74,7 +74,7 @@ class Outcome:
         signals: those that were handed on.
         timed_out: the ranks did not meet in time.
         seconds: it ran.
-        first: the rank of this host that ended first, if none has told why.
+        first: the rank of this host that ended first, where Hydra has ended the others before they told why.
     """
 
     code: int
@@ -266,7 +266,9 @@ class Supervisor:
 
     def _note_first_end(self) -> None:
         listener, signals = self._outcome.listener, self._outcome.signals
-        if listener.fault is None and not (signals or self._outcome.timed_out):
+        # Other launchers leave ranks the time to tell; and there, the first may be one that the others went on without.
+        kills_at_once = self._plan.launcher == HYDRA
+        if kills_at_once and listener.fault is None and not (signals or self._outcome.timed_out):
             self._outcome.first = self._ends.rank(without=listener.ranks("finished"))
         self._ends.close()
 
