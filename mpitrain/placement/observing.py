@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mpitrain.placement.table import Row, Table
+
+ARGUMENTS = ("_Arg", "_DeviceArg", "_Retval", "_DeviceRetval")  # of functions, and their results
 
 
 @contextlib.contextmanager
@@ -39,8 +42,7 @@ def _sessions(table: Table) -> Iterator[None]:
         asked.output_partition_graphs = True
         metadata = tf.compat.v1.RunMetadata() if run_metadata is None else run_metadata
         results = original(self, fetches, feed_dict, asked, metadata)
-        requested = {operation.name: operation.device for operation in self.graph.get_operations()}
-        _add(table, requested, metadata.partition_graphs)
+        _add(table, (operation.node_def for operation in self.graph.get_operations()), metadata.partition_graphs)
         return results
 
     base.run = run
@@ -60,8 +62,7 @@ def _functions(table: Table) -> Iterator[None]:
     try:
         yield
         for graphs in found.export_run_metadata().function_graphs:
-            requested = {node.name: node.device for node in graphs.pre_optimization_graph.node}
-            _add(table, requested, graphs.partition_graphs)
+            _add(table, graphs.pre_optimization_graph.node, graphs.partition_graphs)
     finally:
         found.disable_graph_collection()
 
@@ -77,7 +78,7 @@ def _eager_operations(table: Table) -> Iterator[None]:
         if not kind.startswith("__"):  # a function, whose graph is collected
             devices = {output.backing_device for output in outputs if hasattr(output, "backing_device")}
             for device in sorted(devices):
-                table.add(Row((name or kind).rstrip("/"), kind, found.device_name or "", device))
+                table.add(Row((name or _written(kind)).rstrip("/"), _written(kind), found.device_name or "", device))
 
     found.add_op_callback(executed)
     try:
@@ -86,9 +87,20 @@ def _eager_operations(table: Table) -> Iterator[None]:
         found.remove_op_callback(executed)
 
 
-def _add(table: Table, requested: dict[str, str], partitions: Iterable[Any]) -> None:
+def _add(table: Table, program: Iterable[Any], partitions: Iterable[Any]) -> None:
     """The operations of the program; those that TensorFlow has put between them are left out."""
-    for graph in partitions:
-        for node in graph.node:
-            if node.name in requested and not node.op.startswith("_"):  # arguments and results of functions
-                table.add(Row(node.name, node.op, requested[node.name], node.device))
+    written = {node.name: node for node in program if node.op not in ARGUMENTS}
+    ran = {node.name: node for graph in partitions for node in graph.node if node.name in written}
+    for node in ran.values():
+        parts = [node.name]
+        for name in parts:
+            one = written[name]
+            table.add(Row(_written(name), _written(one.op), one.device, node.device))
+            if "Fused" in node.op:
+                inputs = (each.split(":")[0] for each in one.input)
+                parts += [each for each in inputs if each in written and each not in ran and each not in parts]
+
+
+def _written(kind: str) -> str:
+    """As the program calls it: where oneDNN is on, TensorFlow runs a `MatMul` as `_MklMatMul`."""
+    return re.sub("^_Mkl(Native)?", "", kind)
