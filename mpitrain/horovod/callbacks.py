@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ from mpitrain.collectives import operations as collectives
 from mpitrain.horovod.basics import rank, size, world
 from mpitrain.horovod.gradients import LocalVariables
 from mpitrain.horovod.variables import broadcast_variables
+from mpitrain.training.optimizer import slots_of
 from mpitrain.training.replicas import has_value
 
 
@@ -32,8 +33,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
         self._root, self._local = root_rank, LocalVariables()
-        several = isinstance(local_variables, Iterable)
-        self._local.add(*(local_variables if several else () if local_variables is None else (local_variables,)))
+        single = hasattr(local_variables, "assign")
+        self._local.add(*((local_variables,) if single else local_variables or ()))
         self._missing = False
 
     def register_local_var(self, var: Any) -> None:
@@ -53,8 +54,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
     def _broadcast(self) -> None:
         optimizer = self.model.optimizer
-        found = [*self.model.variables, *(optimizer.variables if optimizer is not None and optimizer.built else ())]
-        broadcast_variables([v for v in found if v not in self._local and has_value(v)], self._root)
+        found, own = list(self.model.variables), list(self._local)
+        if optimizer is not None and optimizer.built:
+            found += optimizer.variables
+            own += slots_of(optimizer, lambda v: v in self._local)
+        broadcast_variables([v for v in found if not any(v is one for one in own) and has_value(v)], self._root)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,34 +55,52 @@ class Options:
 
 
 class LocalVariables:
-    """Variables whose gradients stay each rank's own."""
+    """Variables that are each rank's own, with their gradients.
+
+    Attributes:
+        traced: a graph was made that holds what was known of them then.
+    """
 
     def __init__(self) -> None:
-        self._variables: dict[int, Any] = {}
+        self._variables: list[Any] = []
+        self._layers: list[Any] = []
+        self.traced = False
 
     def add(self, *variables: Any) -> None:
         """Local: these too."""
-        self._variables.update({id(_bare(variable)): variable for variable in variables})
+        if self.traced and variables:
+            warnings.warn(
+                "a variable was registered as local after a step was traced, which goes on exchanging its gradient: "
+                "register it before the first step",
+                stacklevel=3,
+            )
+        self._variables.extend(variables)
+
+    def add_layers(self, layers: Any) -> None:
+        """Local: what a layer, or several, have for variables whenever it is asked; they need not be built yet.
+
+        Raises:
+            ValueError: something is no layer.
+        """
+        found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
+        if not all(isinstance(layer, keras.layers.Layer) for layer in found):
+            raise ValueError("local_layers must be Keras layers")
+        self._layers.extend(found)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._variables
+        for layer in self._layers:
+            yield from layer.weights
 
     def __contains__(self, variable: Any) -> bool:
-        return id(_bare(variable)) in self._variables
+        own = _bare(variable)
+        return any(_bare(local) is own for local in self)
 
 
 def _bare(variable: Any) -> Any:
-    """Local: of a Keras variable the one of TensorFlow: gradients may be asked for by either."""
-    return getattr(variable, "_value", variable)
-
-
-def local_variables_of(layers: Any) -> list[Any]:
-    """Local: the trainable variables of a layer, or of several.
-
-    Raises:
-        ValueError: something is no layer.
-    """
-    found = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
-    if not all(isinstance(layer, keras.layers.Layer) for layer in found):
-        raise ValueError("local_layers must be Keras layers")
-    return [variable for layer in found for variable in layer.trainable_weights]
+    """Local: of a Keras variable that has a value the one of TensorFlow: gradients may be asked for by either."""
+    value = getattr(variable, "_value", None)
+    return variable if value is None else value
 
 
 class GradientExchange(Exchange):
@@ -97,6 +116,10 @@ class GradientExchange(Exchange):
         self.options = options
         self.local = LocalVariables()
 
+    def is_shared(self, variable: Any) -> bool:
+        """Local: whether this variable is not one of this rank alone."""
+        return variable not in self.local
+
     def mean(
         self,
         gradients: Sequence[Any],
@@ -108,6 +131,7 @@ class GradientExchange(Exchange):
         size, options = self.world.size, self.options
         if size == 1:
             return list(gradients)
+        self.local.traced = self.local.traced or not tf.executing_eagerly()
         result = [scaled(g, 1.0 / size) if options.scale_local else g for g in gradients]
         shared = [index for index, variable in enumerate(variables) if variable not in self.local]
         own = [gradients[index] for index in shared]

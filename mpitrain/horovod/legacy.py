@@ -113,7 +113,7 @@ class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def _apply_moves(self, pairs: Sequence[tuple[Any, Any]], apply: Any) -> Any:
         """Collective: the Adasum of what each rank's update, or several of them, changes."""
-        variables = [variable for gradient, variable in pairs if gradient is not None]
+        variables = [v for gradient, v in pairs if gradient is not None and v not in self._local]
         if tf.executing_eagerly():
             before = [tf.identity(variable) for variable in variables]
             done = apply()

@@ -12,10 +12,11 @@ import tensorflow as tf
 from mpitrain.errors import UsageError
 from mpitrain.horovod.basics import Adasum, Average, Sum, operation
 from mpitrain.horovod.compression import Compression
-from mpitrain.horovod.gradients import LocalVariables, Options, exchange_for, local_variables_of, scaled
+from mpitrain.horovod.gradients import GradientExchange, LocalVariables, Options, exchange_for, scaled
 from mpitrain.horovod.legacy import LegacyOptimizer
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set
 from mpitrain.training import optimizer as distributed
+from mpitrain.training.hooks import hook_of
 
 ATTRIBUTE = "_mpitrain_scaled"
 
@@ -37,21 +38,22 @@ def distribute(
     options: Options,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    local: Sequence[Any] | None = None,
+    local_layers: Any = None,
 ) -> Any:
     """Local: make a Keras optimizer average (or sum) its gradients over all ranks of a process set.
 
     Args:
-        optimizer: is changed and returned.
+        optimizer: is changed and returned; if it was given here before, the options are new.
         options: how the gradients become one.
         backward_passes_per_step: gradients of so many steps are added up first.
         average_aggregated_gradients: they are averaged.
-        local: variables whose gradients stay each rank's own; if it is given at all, even empty, ranks keep
+        local_layers: layers whose gradients stay each rank's own; if it is given at all, even empty, ranks keep
             the values that their variables start from.
 
     Raises:
         ValueError: another reduction.
-        UsageError: it is no Keras 3 optimizer, or was used before it was to accumulate gradients.
+        UsageError: it is no Keras 3 optimizer, was used before it was to accumulate gradients, or is one of other
+            ranks already.
     """
     if operation(options.op, None) not in (Average, Sum):
         raise ValueError("op must be Average or Sum for the gradients of a Keras optimizer")
@@ -61,14 +63,26 @@ def distribute(
             "optimizers of tf.keras.optimizers.legacy are gone with Keras 3"
         )
     _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
-    exchange = exchange_for(options)
+    hook = hook_of(optimizer)
+    exchange = exchange_for(options) if hook is None else _with_options(hook.exchange, options)
     kept = LocalVariables() if exchange is None else exchange.local
-    kept.add(*(local or ()))
+    kept.add_layers(local_layers)
     if exchange is not None:
-        alike = local is None and options.process_set.process_set_id == 0
+        alike = local_layers is None and options.process_set.process_set_id == 0
         distributed.DistributedOptimizer(optimizer, exchange=exchange, synchronize_first=alike)
     object.__setattr__(optimizer, "register_local_var", kept.add)
     return optimizer
+
+
+def _with_options(exchange: Any, options: Options) -> GradientExchange:
+    """Local: the exchange of an optimizer that is distributed already, from now on as `options` say."""
+    if not isinstance(exchange, GradientExchange) or exchange.options.process_set is not options.process_set:
+        raise UsageError(
+            "DistributedOptimizer was given an optimizer that is distributed already, among the ranks of another "
+            "process set: make a new optimizer for each"
+        )
+    exchange.options = options
+    return exchange
 
 
 def _accumulate(optimizer: Any, steps: int, average: bool) -> None:
@@ -162,5 +176,5 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's)
     """
     check_groups(0, groups)
     options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
-    local = local_variables_of(local_layers)
-    return distribute(optimizer, options, backward_passes_per_step, average_aggregated_gradients, local)
+    layers = () if local_layers is None else local_layers
+    return distribute(optimizer, options, backward_passes_per_step, average_aggregated_gradients, layers)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mpitrain.horovod.basics import Average
 from mpitrain.horovod.compression import Compression
-from mpitrain.horovod.gradients import LocalVariables, Options, exchange_for, local_variables_of
+from mpitrain.horovod.gradients import LocalVariables, Options, exchange_for
 from mpitrain.horovod.optimizers import check_groups
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set
 from mpitrain.training.tape import DistributedGradientTape as ExchangingTape
@@ -23,19 +23,22 @@ class Tape:
         tape: a `tf.GradientTape` that has recorded, or is recording.
         options: how the gradients become one.
         alike: variables become those of rank 0 when they are first seen here.
+
+    Attributes:
+        local: variables that are this rank's own.
     """
 
     def __init__(self, tape: tf.GradientTape, options: Options, alike: bool) -> None:
         exchange = exchange_for(options)
         self._tape: Any = tape
-        self._local = LocalVariables()
+        self.local = LocalVariables()
         if exchange is not None:
-            self._local = exchange.local
+            self.local = exchange.local
             self._tape = ExchangingTape(tape, exchange=exchange, synchronize_first=alike)
 
     def register_local_source(self, source: Any) -> None:
         """Local: the gradient of this variable stays each rank's own."""
-        self._local.add(source)
+        self.local.add(source)
 
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
         """Collective: gradients of `target`, those of all ranks."""
@@ -46,8 +49,8 @@ class Tape:
     ) -> tuple[Pairs, Pairs]:
         """Collective: pairs of a source and its gradient, those of local sources and those of the others."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
-        local = [pair for pair in pairs if pair[0] in self._local]
-        return local, [pair for pair in pairs if pair[0] not in self._local]
+        local = [pair for pair in pairs if pair[0] in self.local]
+        return local, [pair for pair in pairs if pair[0] not in self.local]
 
     def __enter__(self) -> Tape:
         self._tape.__enter__()
@@ -100,6 +103,5 @@ def PartialDistributedGradientTape(  # noqa: N802 (Horovod's)
     check_groups(num_groups, groups)
     options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
     tape = Tape(gradtape, options, alike=False)
-    for variable in local_variables_of(local_layers):
-        tape.register_local_source(variable)
+    tape.local.add_layers(local_layers)
     return tape

@@ -165,12 +165,17 @@ class Exchange:
         """Half precisions are summed as they are."""
         return False
 
+    def is_shared(self, variable: Any) -> bool:
+        """Local: whether a variable is the same on all ranks."""
+        return True
+
     def synchronize_once(self, variables: Sequence[Any]) -> bool:
         """Collective: rank 0's values for variables that were not given here before; True if any differed.
 
         Variables without a value, which exist only in the graph being traced, are left as they are.
         """
-        new = [v for v in variables if hasattr(v, "assign") and self._synchronized.get(id(v)) is not v]
+        shared = [v for v in variables if hasattr(v, "assign") and self.is_shared(v)]
+        new = [v for v in shared if self._synchronized.get(id(v)) is not v]
         self._synchronized.update({id(v): v for v in new})
         valued = [v for v in new if replicas.has_value(v)]
         return bool(valued) and replicas.synchronize(valued, world=self.world)

@@ -89,6 +89,20 @@ def replicated_state(optimizer: Any) -> list[Any]:
     return [v for v in optimizer.variables if id(v) not in excluded]
 
 
+def slots_of(optimizer: Any, chosen: Callable[[Any], bool]) -> list[Any]:
+    """Local: what a built Keras optimizer keeps of each of the chosen variables, such as their momentum."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    known = optimizer._trainable_variables
+    positions = [index for index, variable in enumerate(known) if chosen(variable)]
+    lists = [
+        found
+        for found in vars(optimizer).values()
+        if isinstance(found, list | tuple) and len(found) == len(known)
+        if found is not known and found is not optimizer._variables
+    ]
+    return [found[index] for found in lists for index in positions]
+
+
 class _Hook(Hook):
     """Gradients become the mean over all ranks."""
 
@@ -194,8 +208,11 @@ class _Hook(Hook):
         return synchronize(self._state(variables), world=self.exchange.world)
 
     def _state(self, variables: Sequence[Any]) -> list[Any]:
-        state = [*variables, *(replicated_state(self.optimizer) if self.optimizer.built else [])]
-        return list({id(variable): variable for variable in state}.values())
+        state = {id(variable): variable for variable in variables if self.exchange.is_shared(variable)}
+        if self.optimizer.built:
+            own = {id(slot) for slot in slots_of(self.optimizer, lambda v: not self.exchange.is_shared(v))}
+            state |= {id(v): v for v in replicated_state(self.optimizer) if id(v) not in own}
+        return list(state.values())
 
     def _register(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Tell the exchange how to make this update when this rank has no data left."""
