@@ -79,8 +79,8 @@ class SyncPolicy:
     """One update for a gradient of each worker that has data, or of all but the last `backup_workers` of them.
 
     Without backup workers each part is updated, and on its way back, as soon as all workers' have come. With them a
-    step takes the gradients that are complete first, and those that come later are dropped: Chen et al.,
-    "Revisiting Distributed Synchronous SGD", 2016.
+    step takes the gradients that are complete first, and those that come later, or have no samples, are dropped:
+    Chen et al., "Revisiting Distributed Synchronous SGD", 2016.
 
     Args:
         host: the parts.
@@ -120,8 +120,7 @@ class SyncPolicy:
         if self._by_part:
             self._look_at_parts()
             return
-        late = [push for push in self._complete if push.first.version < self.version]
-        for push in late:
+        for push in [one for one in self._complete if one.first.version < self.version or one.first.samples <= 0]:
             self._drop(push)
         needed = max(1, len(self.active) - self._backup_workers)
         if len(self._complete) >= needed:
@@ -248,6 +247,7 @@ class AsyncPolicy:
     def _divisor(self, worker: int, message: Message) -> float | None:
         """Local: of the learning rate; None if the gradient is dropped."""
         if message.samples <= 0:
+            self.counts.dropped[worker] += 1
             return None
         staleness = self.version - message.version
         self.counts.staleness[staleness] += 1

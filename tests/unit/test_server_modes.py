@@ -45,25 +45,47 @@ def push_all(world: World, delay_seconds: float = 0.0) -> tuple[list[Any], dict[
     return [v.numpy() for v in kept], hook.counts()
 
 
-def total(workers: int, leave_out_first: bool = False) -> list[Any]:
-    """What SGD makes of all gradients, in whatever order they come."""
+def total(steps: dict[int, range]) -> list[Any]:
+    """What SGD makes of the gradients of some steps of some workers, in whatever order they come."""
     values = [np.full(shape, 1.0) for shape in SHAPES]
-    for worker in range(workers):
-        for step in range(STEPS):
-            if not (leave_out_first and worker > 0 and step == 0):
-                for value, gradient in zip(values, gradients_of(worker, step, SHAPES), strict=True):
-                    np.subtract(value, RATE * gradient, out=value)
+    for worker, made in steps.items():
+        for step in made:
+            for value, gradient in zip(values, gradients_of(worker, step, SHAPES), strict=True):
+                np.subtract(value, RATE * gradient, out=value)
     return values
 
 
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 0}, {"warmup_steps": 2}], ids=str)
 def test_async_applies_every_gradient_once(options: dict[str, Any]) -> None:
-    workers, warm = 3, "warmup_steps" in options
+    """But the first of a worker that begins when others have made updates: it is of other parameters, and dropped."""
+    workers = 3
     found = run(workers + 2, push_all, servers="2", mode="async", max_shard_bytes=300, **options)
     for values, counts in found:
-        for value, expected in zip(values, total(workers, leave_out_first=warm), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
-        assert counts["updates"] == workers * STEPS - (workers - 1) * warm == sum(counts["staleness"].values())
+        dropped = counts["dropped"]
+        assert set(dropped) <= {"1", "2"}
+        assert set(dropped.values()) <= {1}
+        if "warmup_steps" in options:
+            assert len(dropped) == workers - 1
+        expected = total({worker: range(str(worker) in dropped, STEPS) for worker in range(workers)})
+        for value, one in zip(values, expected, strict=True):
+            np.testing.assert_allclose(value, one, rtol=1e-6, atol=1e-6)
+        assert counts["updates"] == workers * STEPS - len(dropped) == sum(counts["staleness"].values())
+
+
+@pytest.mark.parametrize("options", [{"mode": "async"}, {"backup_workers": 1}], ids=str)
+def test_the_first_gradient_of_a_worker_that_is_late_is_dropped(options: dict[str, Any]) -> None:
+    def work(world: World) -> tuple[list[Any], dict[str, Any]]:
+        if world.rank == 1:
+            time.sleep(2.0)
+        return push_all(world)
+
+    for values, counts in run(3, work, servers="1", **options):
+        assert counts["dropped"]["1"] >= 1
+        assert counts["updates"] + sum(counts["dropped"].values()) == 2 * STEPS
+        if options.get("mode") == "async":
+            assert counts["dropped"] == {"1": 1}
+            for value, expected in zip(values, total({0: range(STEPS), 1: range(1, STEPS)}), strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_backup_workers_do_not_wait_for_the_slow_one() -> None:
@@ -227,11 +249,10 @@ def test_the_others_go_on_without_a_worker_that_dies(options: dict[str, Any], dy
     for value, other in zip(values, found[1][0], strict=True):
         np.testing.assert_array_equal(value, other)
     if options.get("mode") == "async":
-        expected = [np.full(shape, 1.0) for shape in SHAPES]
-        for number, steps in done.items():
-            for step in range(steps):
-                for value, gradient in zip(expected, gradients_of(number, step, SHAPES), strict=True):
-                    np.subtract(value, RATE * gradient, out=value)
+        left = sorted(number for number in done if number != dying)
+        dropped = {dying if worker == "-1" else left[int(worker)] for worker in counts["dropped"]}  # their first
+        assert set(counts["dropped"].values()) <= {1}
+        expected = total({number: range(number in dropped, steps) for number, steps in done.items()})
         for value, wanted in zip(values, expected, strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6)
 

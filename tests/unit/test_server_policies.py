@@ -170,6 +170,17 @@ def test_a_gradient_without_samples_is_only_a_question() -> None:
     whole(policy, 1, 0, samples=0.0)
     assert host.taken() == ["answer 1.0", "answer 1.2"]
     assert (policy.version, policy.counts.staleness) == (0, {})
+    assert (policy.done, policy.counts.dropped) == ({1: 1}, {1: 1})
+
+
+def test_a_gradient_without_samples_is_none_of_those_that_make_a_step() -> None:
+    host = Recorder()
+    policy = SyncPolicy(host, PARTS, 2, 1, whole=False)
+    whole(policy, 1, 0, samples=0.0)
+    assert host.taken() == ["drop 1.0", "drop 1.2"]
+    assert (policy.version, policy.done, policy.counts.dropped) == (0, {1: 1}, {1: 1})
+    whole(policy, 0, 0)
+    assert host.taken()[0] == "update all of 0"
 
 
 def test_messages_survive_their_way() -> None:
