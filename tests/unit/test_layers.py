@@ -214,3 +214,7 @@ def test_the_rules_see_missing_docstrings() -> None:
         "class D(C):\n  'doc'\n  def m(self): pass\n"
     )
     assert list(undocumented(tree.body)) == ["f (line 1)", "m (line 5)"]
+
+
+def test_type_checkers_are_told_that_the_package_is_annotated() -> None:
+    assert (PACKAGE / "py.typed").is_file()
