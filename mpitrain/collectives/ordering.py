@@ -3,12 +3,14 @@
 TensorFlow keeps stateful operations in program order where they stand side by side. A branch or a
 nested function that uses variables is ordered by those variables alone, so two of them that share
 none may run at once: ranks could then enter their collectives in different orders. Every host call
-therefore reads one common variable before, and writes it after.
+therefore reads one common variable before, and writes it after. It is made of its operations: a `tf.function` lets
+no `tf.Variable` be made in any trace but its first.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +20,17 @@ import tensorflow as tf
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import CollectiveError
 
+_numbers = itertools.count()
+
 
 @functools.cache
-def _turn(communicator: Any) -> tf.Variable:
-    """Local: the variable that orders the host calls on one communicator."""
+def _turn(communicator: Any) -> tf.Tensor:
+    """Local: the handle of the variable that orders the host calls on one communicator."""
     with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int32, trainable=False, name="turn")
+        name = f"mpitrain_turn_{next(_numbers)}"
+        turn = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
+        tf.raw_ops.AssignVariableOp(resource=turn, value=tf.constant(0))
+    return turn
 
 
 def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
@@ -34,10 +41,10 @@ def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]
         calls: makes the graph's host calls, and returns tensors of which the last depends on all of them.
     """
     turn = _turn(communicator)  # type: ignore[arg-type]
-    with tf.control_dependencies([turn.read_value()]):
+    with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32)]):
         outputs = list(calls())
     with tf.control_dependencies(outputs[-1:]):
-        turn.assign_add(1, read_value=False)
+        tf.raw_ops.AssignAddVariableOp(resource=turn, value=tf.constant(1))
     return outputs
 
 

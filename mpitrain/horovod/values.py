@@ -1,4 +1,4 @@
-"""Collectives on plain values, as Horovod's Keras modules have them: numpy in, numpy out."""
+"""Collectives as Horovod's Keras modules have them, in traced steps too: numbers or tensors in, tensors out."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def allreduce(
 ) -> Any:
     """Collective: reduce a number or array."""
     factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return operations.allreduce(value, average, op=op, compression=compression, **factors).numpy()
+    return operations.allreduce(value, average, op=op, compression=compression, name=name, **factors)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Collective: concatenate arrays along the first axis."""
-    return operations.allgather(value).numpy()
+    return operations.allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Collective: rank `root_rank`'s value."""
-    return operations.broadcast(value, root_rank).numpy()
+    return operations.broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
     """Collective: reduce an array, and keep this rank's rows."""
-    return operations.reducescatter(value, op=op).numpy()
+    return operations.reducescatter(value, op=op, name=name)

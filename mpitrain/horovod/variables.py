@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives import objects
+from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.horovod.basics import world
 from mpitrain.horovod.operations import broadcast
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
@@ -75,7 +76,7 @@ def join() -> Any:
     """
     if tf.executing_eagerly():
         return tf.constant(told(_join), tf.int32)
-    joined = tf.numpy_function(lambda: np.int32(_join()), [], tf.int32)
+    (joined,) = in_turn(world().communicator, lambda: host_call(lambda: np.int32(_join()), [], [tf.int32]))
     joined.set_shape([])
     return joined
 
