@@ -16,9 +16,9 @@ from keras.src.utils import is_default
 
 from mpitrain.comm.agreement import Agreed
 from mpitrain.comm.world import World
-from mpitrain.training.callbacks import logs_of
+from mpitrain.training.callbacks import hook_in
 from mpitrain.training.exchange import exchange_of
-from mpitrain.training.logs import names_in, numbers_of
+from mpitrain.training.logs import Leaves, Path, leaves_of, nested, paths_in
 
 STOP = {"train": "stop_training", "test": "stop_evaluating"}
 # Keras' own callbacks that look at batches only if this attribute says so.
@@ -79,7 +79,7 @@ class _Batches:
         self._world, self._callbacks, self._kinds = world, callbacks, kinds
         self._begins = [kind for kind in kinds if any(looks_at(one, kind, ("begin",)) for one in callbacks)]
         self._exchange = exchange_of(world)
-        self._own: dict[str, dict[str, Any]] = {}  # latest numbers of this rank in this epoch
+        self._own: dict[str, Leaves] = {}  # latest numbers of this rank in this epoch
 
     def enter(self, kind: str) -> None:
         """Local: batches of that kind begin."""
@@ -102,11 +102,11 @@ class _Batches:
     def end(self, kind: str, batch: int, logs: dict[str, Any]) -> None:
         """Collective: numbers in `logs` become those of all ranks."""
         if self._in_step(kind):
-            own = self._own[kind] = numbers_of(logs)
-            description = logs_of(self.model).description(list(own))
+            own = self._own[kind] = leaves_of(logs)
+            description = hook_in(self.model).logs.description(list(own))
             agreed = self._world.agreement.call(f"{_name(kind, 'ends')}: {description}", idle_ok=True)
             self._number(agreed, batch)
-            logs.update(self._reduced(kind, list(own), own))
+            logs.update(hook_in(self.model).logs.reduce(list(own), own, hook_in(self.model).latest.samples))
 
     def settle(self, kind: str) -> None:
         """Collective: where one rank stops, all stop."""
@@ -141,20 +141,16 @@ class _Batches:
             return lambda agreed: self._stop_alike(kind)
         ends = f"{_name(kind, 'ends')}: "
         if description.startswith(ends):
-            names, logs = names_in(description), logs_of(self.model)
-            if description == ends + logs.description(names):
-                return lambda agreed: self._end_without_data(kind, agreed, names)
+            paths, logs = paths_in(description), hook_in(self.model).logs
+            if description == ends + logs.description(paths):
+                return lambda agreed: self._end_without_data(kind, agreed, paths)
         return None
 
-    def _end_without_data(self, kind: str, agreed: Agreed, names: list[str]) -> None:
-        """Collective: the end of a batch of the others."""
+    def _end_without_data(self, kind: str, agreed: Agreed, paths: list[Path]) -> None:
+        """Collective: the end of a batch of the others, in which this rank had no samples."""
         batch, own = self._number(agreed, 0), self._own.get(kind, {})
-        self._call(f"on_{kind}_batch_end", batch, {**own, **self._reduced(kind, names, own)})
-
-    def _reduced(self, kind: str, names: list[str], own: dict[str, Any]) -> dict[str, Any]:
-        """Collective: of the latest step, in which a rank without data had no samples."""
-        samples = self._exchange.latest_samples if kind == "train" else 1.0
-        return logs_of(self.model).reduce(names, own, samples)
+        reduced = hook_in(self.model).logs.reduce(paths, own, 0.0)
+        self._call(f"on_{kind}_batch_end", batch, {**nested(own), **reduced})
 
     def _call(self, method: str, batch: int, logs: dict[str, Any]) -> None:
         for callback in self._callbacks:

@@ -16,7 +16,8 @@ from mpitrain.training.compiled import split_train_step
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.hooks import hook_of
-from mpitrain.training.logs import Logs, global_metrics, numbers_of
+from mpitrain.training.latest_step import LatestStep, first_of
+from mpitrain.training.logs import Logs, epoch_logs, global_metrics, leaves_of
 from mpitrain.training.optimizer import DistributedOptimizer, replicated_state
 from mpitrain.training.replicas import (
     average_statistics,
@@ -153,6 +154,7 @@ class DataParallel(keras.callbacks.Callback):
         self._world.activity.phase = "evaluation"
         if self._hook is not None:
             self._hook.active += 1
+            self._hook.latest.begin_test()
             average_statistics(_statistics(self.model), world=self._world)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -161,6 +163,7 @@ class DataParallel(keras.callbacks.Callback):
             self._world.activity.phase = self._phases.pop()
         if self._hook is not None:
             self._hook.active -= 1
+            self._hook.latest.end_test()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
@@ -168,7 +171,7 @@ class DataParallel(keras.callbacks.Callback):
             return
         self._exchange.join()
         if logs is not None:
-            logs.update(_mean_logs(logs, self._world))
+            logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
         self._end_epoch_alike()
         average_statistics(_statistics(self.model), world=self._world)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
@@ -201,6 +204,7 @@ class _ModelHook:
         active: how many `fit` and `evaluate` with the callback are running, one within the other.
         synchronized: variables are those of rank 0 already.
         logs: the numbers of its steps over all ranks.
+        latest: what is known of its latest step.
     """
 
     def __init__(self, model: Any, exchange: Exchange) -> None:
@@ -208,11 +212,12 @@ class _ModelHook:
         self._model, self._exchange = model, exchange
         self._optimizer: Any = None
         self._depth = 0
+        self.latest = LatestStep(exchange)
         self._first_batches = FirstBatches(exchange.world.activity)
         self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._result_or_logs: Callable[[Any], Any] = model._get_metrics_result_or_logs
-        self.logs = Logs(lambda: model.metrics, self._metrics_result, exchange.world)
+        self.logs = Logs(lambda: model.metrics, self._metrics_result, exchange.world, lambda: self.latest.has_rows)
         self._train_step: Callable[[Any], Any] = model.train_step
         self._own_train_step = self._train_step
         self._test_step: Callable[[Any], Any] = model.test_step
@@ -252,18 +257,20 @@ class _ModelHook:
             self.synchronized = True
             _synchronize_before_trace(self._model, data, self._exchange.world)
         self._first_batches.note(data)
-        first = next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
-        with sample_count(tf.shape(first)[0]):
+        with sample_count(tf.shape(first_of(data))[0]):
             return self._step(self._train_step, data)
 
     def test_step(self, data: Any) -> Any:
         """Local: the model's own."""
+        self.latest.note_test(data)
         return self._step(self._test_step, data)
 
     def _step(self, step: Callable[[Any], Any], data: Any) -> Any:
         self._depth += 1
         try:
-            return step(data)
+            logs = step(data)
+            self.latest.note_logs(logs, data)
+            return logs
         finally:
             self._depth -= 1
 
@@ -279,13 +286,16 @@ class _ModelHook:
         if self._depth or not self.active:
             return self._result_or_logs(logs)
         self._exchange.join()
-        world, own = self._exchange.world, numbers_of(logs)
+        world, own = self._exchange.world, leaves_of(logs)
         world.agreement.call("names in logs")
-        names = list(dict.fromkeys(name for names in world.communicator.all_gather_obj([*own]) for name in names))
-        if set(names) == set(self._metrics_result()):
+        batches = self.latest.batches
+        everyone = world.communicator.all_gather_obj(([*(logs or {})], [*own], batches))
+        if {name for names, _, _ in everyone for name in names} == set(self._metrics_result()):
             return self.global_result()
-        world.agreement.call(self.logs.description(names))
-        return {**(logs or {}), **self.logs.reduce(names, own, self._exchange.latest_samples)}
+        paths = list(dict.fromkeys(path for _, paths, _ in everyone for path in paths))
+        world.agreement.call(self.logs.description(paths))
+        in_the_last = batches == max(batches for _, _, batches in everyone)
+        return self.logs.reduce(paths, own, self.latest.samples if in_the_last else 0.0)
 
     def global_result(self) -> dict[str, Any]:
         """Collective: the model's metrics over the samples of all ranks."""
@@ -305,16 +315,16 @@ def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, An
     DistributedOptimizer(model.optimizer, world=world)
     hook = _ModelHook.of(model, exchange_of(world))
     logs = train(model, **{**arguments, "return_dict": True})
-    own = numbers_of(logs)
+    own = leaves_of(logs)
     world.agreement.call(hook.logs.description(list(own)))
-    logs |= hook.logs.reduce(list(own), own, exchange_of(world).latest_samples)
+    logs |= hook.logs.reduce(list(own), own, hook.latest.samples)
     return logs if as_dictionary else model._flatten_metrics_in_order(logs)
 
 
-def logs_of(model: Any) -> Logs:
-    """Local: the numbers of a model's steps; `DataParallel` has been told of the model."""
+def hook_in(model: Any) -> _ModelHook:
+    """Local: what is patched into a model of which `DataParallel` has been told."""
     hook: _ModelHook = model.__dict__[ATTRIBUTE]
-    return hook.logs
+    return hook
 
 
 def begun_alike(model: Any) -> None:
@@ -326,22 +336,6 @@ def begun_alike(model: Any) -> None:
 def average_batch_statistics(model: Any, world: World) -> None:
     """Collective: moments of batch normalization become the mean over ranks."""
     average_statistics(_statistics(model), world=world)
-
-
-def _mean_logs(logs: dict[str, Any], world: World) -> dict[str, float]:
-    """Collective: numbers of `logs` averaged over the ranks that have them, where they differ or are absent here.
-
-    They differ where steps return numbers of their own. A rank that had no data has none.
-    """
-    own = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-    world.agreement.call("logs of an epoch")
-    everyone = world.communicator.all_gather_obj(own)
-    found = {}
-    for name in dict.fromkeys(name for one in everyone for name in one):
-        values = [one[name] for one in everyone if name in one]
-        if name not in own or any(value != own[name] for value in values):
-            found[name] = float(np.mean(values))
-    return found
 
 
 def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:

@@ -6,13 +6,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
+from keras.src.utils.python_utils import pythonify_logs
 
 from mpitrain.comm.world import World
+from mpitrain.errors import AgreedError
 from mpitrain.training.replicas import describe
 
 Numbers = dict[str, Any]
 Result = Callable[[], Mapping[str, Any]]
+Path = tuple[str | int, ...]  # of a value: its name in the logs, then its places in lists and dictionaries
+Leaves = dict[Path, Any]
+ABSENT, SCALAR, ELSE = 0.0, 1.0, 2.0
 CLOSE = 1e-6  # a graph may compute a float32 number with other instructions than an eager call
 
 
@@ -46,72 +52,146 @@ class Logs:
         metrics: gives the metrics of the model.
         result: gives their results on this rank, by name.
         world: the job.
+        has_rows: whether arrays in the logs may have a row for each sample.
     """
 
-    def __init__(self, metrics: Callable[[], Sequence[Any]], result: Result, world: World) -> None:
-        self._metrics, self._result, self._world = metrics, result, world
+    def __init__(
+        self,
+        metrics: Callable[[], Sequence[Any]],
+        result: Result,
+        world: World,
+        has_rows: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._metrics, self._result, self._world, self._has_rows = metrics, result, world, has_rows
 
-    def description(self, names: Sequence[str]) -> str:
-        """Local: what ranks must have in common to reduce the numbers of these names; `names_in` reads it.
+    def description(self, paths: Sequence[Path]) -> str:
+        """Local: what ranks must have in common to reduce the values at these paths; `paths_in` reads it."""
+        return f"logs {json.dumps([*paths])} of {sorted(self._result())}, {describe(self._variables())}"
+
+    def reduce(self, paths: Sequence[Path], own: Leaves, samples: float) -> Numbers:
+        """Collective: logs of the values at those paths over all ranks. To be agreed on before.
 
         Args:
-            names: in the logs.
-        """
-        return f"logs {json.dumps([*names])} of {sorted(self._result())}, {describe(self._variables())}"
-
-    def reduce(self, names: Sequence[str], own: Mapping[str, Any], samples: float) -> Numbers:
-        """Collective: the numbers of those names over all ranks. To be agreed on before.
-
-        Args:
-            names: the same on all ranks.
-            own: what this rank has of them: scalars or arrays.
+            paths: the same on all ranks.
+            own: what this rank has of them.
             samples: of this rank, behind its numbers.
 
-        Returns:
-            The numbers, without arrays that are no result of a metric.
+        Raises:
+            AgreedError: on all ranks: a value cannot be combined.
         """
         variables, results = self._variables(), dict(sorted(self._result().items()))
-        told_by_this = [_told(own.get(name), samples, results.values()) for name in names]
-        rows = np.array(told_by_this, np.float64).reshape(len(names), 3 + len(results))
+        told_by_this = [_told(own.get(path), samples, results.values()) for path in paths]
+        rows = np.array(told_by_this, np.float64).reshape(len(paths), 3 + len(results))
         everyone = np.zeros((self._world.size, *rows.shape))
         self._world.communicator.all_gather(rows, everyone)
         values = _values(variables)
         total = _flat(values)
         self._world.communicator.all_reduce(total)
         metrics = _result_of(variables, values, total, self._result)
-        found: Numbers = {}
-        for position, name in enumerate(names):
+        found: Leaves = {}
+        for position, path in enumerate(paths):
             told = everyone[everyone[:, position, 0] > 0, position]
             same = [metric for metric, equal in zip(results, told[:, 3:].T, strict=True) if len(told) and equal.all()]
             if same:
-                value = metrics[name if name in same else same[0]]
-                found[name] = float(value) if value.ndim == 0 else value
-            elif len(told) and not np.isnan(told[:, 2]).all():
-                found[name] = _mean(told[:, 2], told[:, 1])
-        return found
+                value = metrics[path[0] if path[0] in same else same[0]]
+                found[path] = float(value) if value.ndim == 0 else value
+            elif len(told) and (told[:, 0] == SCALAR).all():
+                found[path] = float(_mean(told[:, 2], told[:, 1]))
+        left = [path for path in paths if path not in found]
+        if left:
+            mine = {path: own[path] for path in left if path in own}
+            found |= combined(mine, samples, self._world, self._has_rows())
+        logs: Numbers = nested({path: found[path] for path in paths if path in found})
+        return logs
 
     def _variables(self) -> list[Any]:
         return [variable for metric in self._metrics() for variable in metric.variables]
 
 
-def numbers_of(logs: Any) -> Numbers:
-    """Local: what is a number, or an array of them, in logs; Keras leaves other values in them as they are."""
-    arrays = {name: np.asarray(value) for name, value in dict(logs or {}).items()}
-    return {name: array for name, array in arrays.items() if array.dtype.kind in "fiub"}
+def leaves_of(logs: Any) -> Leaves:
+    """Local: the single values in logs: numbers, arrays, and what else there is; dictionaries in them as Keras does."""
+    found: Leaves = {}
+    for name, value in pythonify_logs(logs).items():
+        for path, leaf in keras.tree.flatten_with_path(value):
+            found[(name, *path)] = _plain(leaf)
+    return found
 
 
-def names_in(description: str) -> list[str]:
-    """Local: the names that `Logs.description` was given."""
-    names: list[str] = json.JSONDecoder().raw_decode(description, description.index("["))[0]
-    return names
+def nested(leaves: Leaves) -> Any:
+    """Local: logs of these values, which are in the order of their paths; what were tuples are lists."""
+    if () in leaves:
+        return leaves[()]
+    inner: dict[str | int, Leaves] = {}
+    for path, leaf in leaves.items():
+        inner.setdefault(path[0], {})[path[1:]] = leaf
+    values = {name: nested(rest) for name, rest in inner.items()}
+    return [*values.values()] if any(isinstance(name, int) for name in values) else values
+
+
+def epoch_logs(logs: Numbers, samples: float, world: World) -> Numbers:
+    """Collective: the logs of an epoch over all ranks, whichever of them have which; most are the same there."""
+    world.agreement.call("logs of an epoch")
+    found: Numbers = nested(combined(leaves_of(logs), samples, world))
+    return found
+
+
+def combined(own: Leaves, samples: float, world: World, has_rows: bool = False) -> Leaves:
+    """Collective: values over all ranks, whichever of them have which.
+
+    Numbers, and arrays of them, become their mean, weighted by samples. What is no number is that of the first rank
+    that has it.
+
+    Args:
+        own: of this rank.
+        samples: of this rank, behind its numbers.
+        world: the job.
+        has_rows: arrays with as many rows as there are samples may have one for each.
+
+    Raises:
+        AgreedError: on all ranks: arrays have a row for each sample, or other shapes on other ranks.
+    """
+    everyone = world.communicator.all_gather_obj((own, samples, has_rows))
+    found: Leaves = {}
+    for path in dict.fromkeys(path for leaves, _, _ in everyone for path in leaves):
+        values = [leaves[path] for leaves, _, _ in everyone if path in leaves]
+        counts = [count for leaves, count, _ in everyone if path in leaves]
+        rows = any(has_rows for leaves, _, has_rows in everyone if path in leaves)
+        arrays = [np.asarray(value) for value in values]
+        if any(array.dtype.kind not in "fiubc" for array in arrays):
+            found[path] = values[0]
+            continue
+        if any(array.shape != arrays[0].shape for array in arrays) or (rows and _by_rows(arrays, counts)):
+            raise AgreedError(
+                f"the logs have an array {'/'.join(map(str, path))!r} of shape {_shapes(arrays)} that is no result of "
+                "a metric: it seems to have a row for each sample, and samples are divided among the ranks. Return "
+                "its mean, or a metric's result, from the model's step."
+            )
+        mean = _mean(np.stack(arrays), np.array(counts, np.float64))
+        found[path] = mean if mean.ndim else mean.item()
+    return found
+
+
+def paths_in(description: str) -> list[Path]:
+    """Local: the paths that `Logs.description` was given."""
+    paths = json.JSONDecoder().raw_decode(description, description.index("["))[0]
+    return [tuple(path) for path in paths]
+
+
+def _plain(leaf: Any) -> Any:
+    """Local: a value as it can be sent to other ranks: a number, an array, or what else it is."""
+    array = np.asarray(leaf.numpy() if hasattr(leaf, "numpy") else leaf)
+    if array.dtype.kind == "V":  # half precisions that numpy lacks
+        array = array.astype(np.float32)
+    return array.item() if array.ndim == 0 else array
 
 
 def _told(value: Any, samples: float, results: Iterable[Any]) -> list[float]:
-    """Local: of one number whether this rank has it, its samples, the number, and of which results it is the same."""
-    if value is None:
-        return [0.0, 0.0, 0.0, *[0.0 for _ in results]]
-    value = np.asarray(value)
-    return [1.0, samples, float(value) if value.ndim == 0 else np.nan, *[_equal(value, result) for result in results]]
+    """Local: of one value what it is, its samples, the number, and of which results it is the same."""
+    if isinstance(value, float | int):
+        return [SCALAR, samples, float(value), *[_equal(np.asarray(value), result) for result in results]]
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return [ELSE, samples, 0.0, *[_equal(value, result) for result in results]]
+    return [ABSENT if value is None else ELSE, samples, 0.0, *[0.0 for _ in results]]
 
 
 def _equal(value: Any, result: Any) -> bool:
@@ -119,12 +199,22 @@ def _equal(value: Any, result: Any) -> bool:
     return value.shape == result.shape and bool(np.allclose(value, result, CLOSE, 0.0, equal_nan=True))
 
 
-def _mean(values: Any, samples: Any) -> float:
+def _mean(values: Any, samples: Any) -> Any:
     """Local: of the ranks with samples, or of all if nobody has any; what is the same on all keeps its bits."""
     if (values == values[0]).all():
-        return float(values[0])
+        return values[0]
     counted = samples > 0 if samples.any() else samples == 0
-    return float(np.average(values[counted], weights=samples[counted] if samples.any() else None))
+    return np.average(values[counted], axis=0, weights=samples[counted] if samples.any() else None)
+
+
+def _by_rows(arrays: Sequence[Any], samples: Sequence[float]) -> bool:
+    """Local: whether arrays that differ have as many rows as there are samples."""
+    rows = all(array.ndim and len(array) == count for array, count in zip(arrays, samples, strict=True) if count)
+    return rows and any(samples) and any((array != arrays[0]).any() for array in arrays)
+
+
+def _shapes(arrays: Sequence[Any]) -> str:
+    return " and ".join(dict.fromkeys(str(array.shape) for array in arrays))
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:

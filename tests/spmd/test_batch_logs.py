@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
+from mpitrain.errors import AgreedError
 from mpitrain.training.batches import alike, looks_at
+from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.exchange import exchange_of
+from mpitrain.training.logs import leaves_of
 from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 
 RANKS = range(WORLD.size)
@@ -85,19 +88,90 @@ class Composed(keras.Model):
         return {"mean": self.tracker.result()}
 
 
-def composed() -> Any:
+class Nested(Composed):
+    """Returns what Keras takes besides numbers: dictionaries, tuples, arrays, texts, None."""
+
+    def logs(self, loss: Any) -> dict[str, Any]:
+        return {
+            "all": {metric.name: metric.result() for metric in self.metrics},
+            "deep": {"more": {"most": loss * 2}},
+            "pair": (loss, (loss * 3, {"inner": self.tracker.result()})),
+            "vector": tf.stack([loss, 4 * loss]),
+            "half": tf.cast(loss, tf.bfloat16),
+            "text": tf.constant("text"),
+            "nothing": None,
+            "constant": np.arange(3.0),
+        }
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return self.logs(super().train_step(data)["latest"])
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        super().test_step(data)
+        return self.logs(tf.reduce_mean(self.losses_of(data)))
+
+
+def made(kind: type[Composed]) -> Any:
     keras.utils.set_random_seed(4)
-    model = Composed()
+    model = kind()
     model(np.zeros((1, 5)))
     model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
     return model
+
+
+def check_logs(logs: Any, expected: Any) -> None:
+    """The same values in the same places, and the same on all ranks."""
+    own = leaves_of(logs)
+    assert repr(mpitrain.broadcast_obj(own)) == repr(own)
+    assert own.keys() == leaves_of(expected).keys()
+    for path, leaf in leaves_of(expected).items():
+        if isinstance(leaf, float | np.ndarray):
+            np.testing.assert_allclose(own[path], leaf, rtol=1e-2 if "half" in path else 1e-9, err_msg=str(path))
+        else:
+            assert own[path] == leaf
+
+
+@pytest.mark.few_ranks
+def test_logs_that_are_not_flat() -> None:
+    everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
+    # Without the last rank's: it has no logs of its own to return.
+    validation = [batches(rank, [3, 2] if rank % 2 else [2, 2, 4], seed=99) for rank in RANKS]
+    empty = dataset(validation[0]).take(0)
+    tested = [one if rank in (0, WORLD.size - 2) else [] for rank, one in zip(RANKS, validation, strict=True)]
+    own = dataset(tested[WORLD.rank]) if tested[WORLD.rank] else empty
+    model, reference = made(Nested), made(Nested)
+    seen: list[Any] = []
+    wanted: list[Any] = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
+    expect = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: wanted.append(dict(logs)))
+    whole = dataset(merged([one for one in tested if one]))
+    history = fit(model, everyone[WORLD.rank], True, alike(WORLD, [note]), validation_data=own)
+    check_logs(history, fit(reference, merged(everyone), False, [expect], validation_data=whole))
+    assert len(seen) == len(wanted)
+    for logs, numbers in zip(seen, wanted, strict=True):
+        check_logs(logs, numbers)
+    found = model.evaluate(own, verbose=0, return_dict=True, callbacks=[DataParallel()])
+    check_logs(found, reference.evaluate(whole, verbose=0, return_dict=True))
+
+
+@pytest.mark.few_ranks
+def test_logs_of_single_samples_are_refused() -> None:
+    class Rows(Composed):
+        def test_step(self, data: Any) -> dict[str, Any]:
+            return {"rows": self.losses_of(data)}
+
+    if WORLD.size == 1:
+        pytest.skip("no division, nothing to refuse")
+    data = dataset(batches(WORLD.rank, [3 + WORLD.rank % 2]))
+    with pytest.raises(AgreedError, match=r"an array 'rows' of shape \(3,\)"):
+        made(Rows).evaluate(data, verbose=0, callbacks=[DataParallel()])
 
 
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(lambda: mlp(keras.optimizers.SGD(0.1)), id="plain"),
-        pytest.param(composed, id="composed", marks=pytest.mark.few_ranks),
+        pytest.param(lambda: made(Composed), id="composed", marks=pytest.mark.few_ranks),
     ],
 )
 @pytest.mark.parametrize("falls", [-1, 3], ids=["to the end", "stopped when the loss has fallen often enough"])

@@ -1,0 +1,61 @@
+"""What is known of the latest step of a model: how many samples stand behind the numbers it returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mpitrain.training.exchange import Exchange
+
+
+class LatestStep:
+    """Of one model. To be made outside of graphs.
+
+    Args:
+        exchange: tells the samples of a training step.
+
+    Attributes:
+        has_rows: its logs may have arrays with a row for each sample.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.has_rows = False
+        self._exchange, self._tests = exchange, 0
+        with tf.device("CPU:0"):
+            self._tested = tf.Variable([0, 0], trainable=False, name="test_batches_and_rows_of_the_latest")
+
+    def note_test(self, data: Any) -> None:
+        """Local: a test step begins, or a graph of it is traced."""
+        self._tested.assign([self._tested[0] + 1, tf.shape(first_of(data))[0]])
+
+    def note_logs(self, logs: Any, data: Any) -> None:
+        """Local: what a step returned for `data`, or returns in the graph that is being traced."""
+        rows = first_of(data).shape[:1]
+        shapes = [tf.TensorShape(leaf.shape) for leaf in keras.tree.flatten(logs) if hasattr(leaf, "shape")]
+        self.has_rows = any(shape.rank is None or (shape.rank and shape[0] in (None, rows[0])) for shape in shapes)
+
+    def begin_test(self) -> None:
+        """Local: an evaluation begins."""
+        self._tests += 1
+        self._tested.assign([0, 0])
+
+    def end_test(self) -> None:
+        """Local: an evaluation has ended."""
+        self._tests -= 1
+
+    @property
+    def batches(self) -> int:
+        """Of this rank in the evaluation under way; 0 outside, where all ranks make each step together."""
+        return int(self._tested[0].numpy()) if self._tests else 0
+
+    @property
+    def samples(self) -> float:
+        """Of this rank, behind the numbers of the latest step."""
+        return float(self._tested[1].numpy()) if self._tests else self._exchange.latest_samples
+
+
+def first_of(data: Any) -> Any:
+    """Local: the first tensor of a batch."""
+    return next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)
