@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import functools
 import os
 import sys
@@ -118,7 +119,7 @@ class MpiCommunicator:
             with warnings.catch_warnings():
                 # Of two mixed MPIs mpi4py warns on each rank; `launcher.check` says it once, and what to do.
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-                MPI.Init_thread(MPI.THREAD_MULTIPLE)
+                _init_thread(MPI)
         self._mpi = MPI
         self.failure: type[Exception] = MPI.Exception
         self.lost_seconds: float | None = None
@@ -324,6 +325,26 @@ class MpiCommunicator:
         """Local: MPI_Abort, which ends all ranks."""
         time.sleep(0.5)  # MPICH drops what was just written to stderr
         self._mpi.COMM_WORLD.Abort(code)
+
+
+def _init_thread(mpi: Any) -> None:
+    """Collective: MPI_Init_thread. That of mpi4py keeps Python's other threads waiting until all ranks have come."""
+    try:
+        init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+    except (OSError, AttributeError):
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        return
+    init(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)  # as mpi4py does: errors become exceptions
+
+
+def finalize() -> None:
+    """Collective: end the use of MPI."""
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _bytes(buffer: Buffer) -> Buffer:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.faults import wire
+from mpitrain.faults.exit_status import end_now
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.watchdog import Watchdog
+from mpitrain.launch.report import own_rank
 from mpitrain.runtime.topology import Topology
+
+STARVED_SECONDS = 2.0
+TOLD_SECONDS = 0.5  # in which the rank that speaks has done so
 
 
 def start(
@@ -53,31 +60,60 @@ def start(
 
 
 @contextlib.contextmanager
-def limit(seconds: float, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+def limit(seconds: float, end: Callable[[int], object] = end_now, warning_seconds: float = 0.0) -> Iterator[None]:
     """Local: end this process when ranks do not find each other, before there is a watchdog.
 
     Args:
         seconds: for what is done in this context; 0 for no limit.
         end: ends it, with an exit code.
+        warning_seconds: after which it is told before that; 0 for never.
     """
+    met = threading.Event()
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    def late() -> None:
-        host = os.uname().nodename
-        write(
-            f"mpitrain: a rank on {host} has waited {seconds:.0f} s for the others at the start of the job. Look "
-            "whether all of them run, and whether their hosts reach each other; it ends with exit code "
-            f"{STALL_EXIT_CODE} (to wait longer: MPITRAIN_STALL_ABORT)\n"
-        )
-        end(STALL_EXIT_CODE)
+    def watch() -> None:
+        began = time.monotonic()
+        for due in sorted({seconds, warning_seconds} - {0.0}):
+            while not met.wait(max(0.0, began + due - time.monotonic())):
+                if time.monotonic() - began - due < STARVED_SECONDS:
+                    break
+                began = time.monotonic() - due / 2  # this process did not run, or not this thread: nothing is known
+            if met.is_set():
+                return
+            if _is_first(claim):
+                write(_late(due, seconds))
+            elif due == seconds:
+                time.sleep(TOLD_SECONDS)
+            if due == seconds:
+                end(STALL_EXIT_CODE)
 
-    timer = threading.Timer(seconds, late)
-    timer.daemon = True
-    if seconds > 0:
-        timer.start()
+    if seconds or warning_seconds:
+        threading.Thread(target=watch, name="mpitrain start", daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        met.set()
+        claim.close()
+
+
+def _late(waited: float, seconds: float) -> str:
+    here = f"rank {launcher_rank}" if (launcher_rank := own_rank(os.environ)) >= 0 else "a rank"
+    if waited == seconds:
+        end = f"it ends with exit code {STALL_EXIT_CODE} (to wait longer: MPITRAIN_STALL_ABORT)"
+    else:
+        end = f"if this lasts, the job ends in {seconds - waited:.0f} s" if seconds else "it goes on waiting"
+    return (
+        f"mpitrain: {here} on {os.uname().nodename} has waited {waited:.0f} s for the others at the start of the job, "
+        f"and some have not come. Look whether all of them run, and whether their hosts reach each other; {end}\n"
+    )
+
+
+def _is_first(claim: socket.socket) -> bool:
+    """Local: whether no other rank of this host speaks, of those that have the same parent, a launcher."""
+    with contextlib.suppress(OSError):
+        claim.bind(f"\0mpitrain start {os.getppid()}")
+        return True
+    return bool(claim.getsockname())
 
 
 def write(text: str) -> None:

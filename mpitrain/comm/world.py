@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +131,7 @@ class World:
         """Collective: leave with all the others. Called at the end of the program."""
         self.activity.phase = "end"
         if self.watchdog is not None and self.exits is not None:
-            self.watchdog.ending(self.exits.exit_code())
+            self.watchdog.ending(self.exits.status.code, self.exits.status.text)
         for begin, _ in self.parts:
             begin()
         shrinking.leave(self, self.leave)
@@ -197,8 +199,7 @@ def init(
     imports.install()
     environ = os.environ
     report.tell("begun", detail=os.getpid())
-    patience = FaultOptions.patience(environ, stall_abort)
-    with watch.limit(patience if launcher.detect(environ) is not None else 0.0):
+    with _start_limit(environ, stall_warning, stall_abort):
         communicator, topology = _connect(environ)
         report.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort, communicator.activity)
@@ -221,8 +222,18 @@ def init(
     world.faults, world.watchdog, world.exits = faults, watchdog, exits
     shrinking.check(world)
     _current.append(world)
-    atexit.register(_finish, world, os.getpid())
+    _finish_with(exits, world)
     return world
+
+
+def _start_limit(
+    environ: Mapping[str, str], warning: float | None, abort: float | None
+) -> contextlib.AbstractContextManager[None]:
+    """Local: of the time in which all ranks come, where a launcher has started them."""
+    if launcher.detect(environ) is None:
+        return contextlib.nullcontext()
+    found = FaultOptions.patience(environ, stall_warning=warning, stall_abort=abort)
+    return watch.limit(found.stall_abort, warning_seconds=found.stall_warning)
 
 
 def _threads(communicator: Communicator, topology: Topology, intra: int | None, inter: int | None) -> ThreadPlan:
@@ -258,6 +269,20 @@ def _finish(world: World, pid: int) -> None:
     """Collective: at the end of the program; a forked child is no rank."""
     if os.getpid() == pid:
         world.finish()
+
+
+def _finish_with(exits: Exits, world: World) -> None:
+    """Local: whatever the end of this program is, it leaves with all the others."""
+    exits.finish = functools.partial(_finish_at_once, world)
+    atexit.register(_finish, world, os.getpid())
+
+
+def _finish_at_once(world: World) -> None:
+    """Collective: leave with all the others, and leave MPI, which the end of Python would do."""
+    from mpitrain.comm.mpi import finalize
+
+    world.finish()
+    finalize()
 
 
 def world_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import faulthandler
 import os
 import signal
@@ -18,8 +17,10 @@ from typing import NoReturn
 from mpitrain.errors import AgreedError, MpitrainError, UsageError
 from mpitrain.faults import report
 from mpitrain.faults.activity import Activity
+from mpitrain.faults.exit_status import ExitStatus, end_now
 from mpitrain.faults.report import Culprit, Fault
 from mpitrain.faults.watchdog import Watchdog
+from mpitrain.runtime.signals import SignalOwner
 from mpitrain.runtime.topology import Topology
 
 HEARD_SECONDS = 2.0
@@ -28,20 +29,26 @@ INTERRUPT_SECONDS = 5.0  # in which the main thread comes to its KeyboardInterru
 INTERRUPTED_CODE, TERMINATED_CODE = 130, 143
 
 
-class Exits:
-    """Uncaught exceptions, `sys.exit`, SIGTERM and SIGINT of this process.
+class Exits(SignalOwner):
+    """Uncaught exceptions, SystemExit, SIGTERM and SIGINT of this process.
 
     Args:
         topology: this rank's place.
         abort: ends all ranks with an exit code.
         activity: what this rank is doing.
+
+    Attributes:
+        finish: collective, ends this rank together with all the others.
     """
 
     def __init__(self, topology: Topology, abort: Callable[[int], None], activity: Activity) -> None:
+        super().__init__()
         self._topology, self._abort, self._activity = topology, abort, activity
         self._once = threading.Lock()
         self._watchdog: Watchdog | None = None
-        self._exit: tuple[FrameType, object] | None = None  # the outermost frame when sys.exit was called, its argument
+        self._status = ExitStatus()
+        self._pid = os.getpid()
+        self.finish: Callable[[], object] = lambda: None
         self._interrupted = self._is_terminated = False
 
     def install(self) -> None:
@@ -52,29 +59,31 @@ class Exits:
     def watch(self, watchdog: Watchdog) -> None:
         """Local: let the hub tell what ends this rank; notice `sys.exit` and signals that nobody else handles."""
         self._watchdog = watchdog
-        sys.exit = self._sys_exit
+        self._status.watch()
+        os._exit = self._exit_at_once
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in native code shows where Python was
         with contextlib.suppress(ValueError):  # not the main thread: signals stay what they are
             self._watch_signals(watchdog)
         os.register_at_fork(after_in_child=self._forked)
 
-    def exit_code(self) -> int:
-        """Local: what this process ends with, at its end; 0 where that cannot be seen."""
-        if self._exit is None:
-            return 0
-        frame, status = self._exit
-        # Where the program returned from its outermost frame after all, somebody had caught the exception.
-        if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
-            return 0
-        return 0 if status is None else status if isinstance(status, int) else 1
+    @property
+    def status(self) -> ExitStatus:
+        """What this process ends with, at its end."""
+        return self._status
 
-    def _sys_exit(self, status: object = None, /) -> NoReturn:
-        frame = sys._getframe(1)
-        while frame.f_back is not None:
-            frame = frame.f_back
-        self._exit = (frame, status)
-        raise SystemExit(status)
+    def _exit_at_once(self, status: int) -> NoReturn:
+        """Local: `os._exit`. Collective where this is the end of the program, and all the others come to theirs."""
+        if os.getpid() != self._pid or self._watchdog is None or not self._watchdog.is_alive:
+            end_now(status)
+        self._status.at_once(status)
+        if threading.current_thread() is threading.main_thread() and self._activity.inside is None:
+            self.finish()
+        elif self._once.acquire(blocking=False):
+            text = f"{self._status.text} in the middle of a collective, or on another thread"
+            self._watchdog.report(Fault("exit", text, self._status.code, self._culprit()))
+            self._abort(self._status.code)
+        end_now(status)
 
     # Exceptions.
 
@@ -93,7 +102,7 @@ class Exits:
             stream.flush()
             report.record(fault, None, self._activity)
         self._abort(fault.exit_code)
-        os._exit(fault.exit_code)
+        end_now(fault.exit_code)
 
     def _end_by_thread(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type is not SystemExit:
@@ -123,10 +132,10 @@ class Exits:
 
     def _watch_signals(self, watchdog: Watchdog) -> None:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminated)
+            self.take(signal.SIGTERM, self._terminated)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._interrupt)
-        before = signal.set_wakeup_fd(watchdog.waker.fileno(), warn_on_full_buffer=False)
+            self.take(signal.SIGINT, self._interrupt)
+        before = signal.set_wakeup_fd(watchdog.waker.writing.fileno(), warn_on_full_buffer=False)
         if before != -1:
             signal.set_wakeup_fd(before)
         watchdog.on_signal = self._on_signal
@@ -135,8 +144,7 @@ class Exits:
         """The watchdog's thread ends the process, wherever this thread is."""
         self._is_terminated = True
         if self._watchdog is not None:
-            with contextlib.suppress(OSError):  # full: it will look anyway
-                self._watchdog.waker.send(bytes([number]))
+            self._watchdog.waker.send(bytes([number]))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted = True
@@ -159,14 +167,8 @@ class Exits:
             return
         if self._watchdog is not None:
             self._watchdog.report(fault, TOLD_SECONDS)
-        os._exit(fault.exit_code)
+        end_now(fault.exit_code)
 
     def _forked(self) -> None:
         """Local: a forked child ends by itself, and as it would without mpitrain."""
         sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
-        with contextlib.suppress(ValueError):
-            signal.set_wakeup_fd(-1)
-            if signal.getsignal(signal.SIGTERM) == self._terminated:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if signal.getsignal(signal.SIGINT) == self._interrupt:
-                signal.signal(signal.SIGINT, signal.default_int_handler)

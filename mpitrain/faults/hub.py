@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.faults import processes, report, stalls
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.losses import Losses
+from mpitrain.faults.members import Member, exits
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.report import Fault
@@ -24,29 +24,6 @@ SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a sec
 QUIET_SECONDS = 3.0
 ANSWER_SECONDS = 1.5
 EXIT_SECONDS = 2.0  # in which the other ranks come to their end, too
-
-
-@dataclass
-class Member:
-    """What is known of a rank that is connected.
-
-    Attributes:
-        link: to it.
-        heard: when it last spoke.
-        said: its last heartbeat.
-        state: its last answer to `ask`.
-        answered: number of that question.
-        exit_code: what it ends with; None while it is not at its end.
-        ended: when it said so.
-    """
-
-    link: Link
-    heard: float
-    said: Message = field(default_factory=dict)
-    state: Message = field(default_factory=dict)
-    answered: int = 0
-    exit_code: int | None = None
-    ended: float = 0.0
 
 
 class Hub:
@@ -139,7 +116,7 @@ class Hub:
         elif kind == "fault":
             self._faults.append((now, report.from_dict(message["fault"])))
         elif kind == "ending":
-            member.exit_code, member.ended = int(message["code"]), now
+            member.exit_code, member.how, member.ended = int(message["code"]), str(message["how"]), now
         elif kind == "data":
             self._hear_data(rank, message)
         elif kind == "ended":
@@ -256,10 +233,15 @@ class Hub:
     def _tell_faults(self, now: float) -> None:
         if not self._faults:
             return
-        signals = all(fault.kind == "signal" for _, fault in self._faults)
-        if now - self._faults[0][0] >= (SIGNAL_SECONDS if signals else GROUP_SECONDS):
-            faults, self._faults = [fault for _, fault in self._faults], []
-            self._tell([*self._exits(), *report.merged(faults)])
+        found = [fault for _, fault in self._faults]
+        missed = [fault for fault in found if fault.is_about_the_ended]
+        causes = self._exits(missed)
+        patience = SIGNAL_SECONDS if all(fault.kind == "signal" for fault in found) else GROUP_SECONDS
+        if len(missed) == len(found) and not causes:
+            patience = EXIT_SECONDS  # in which those that have ended say so here, too
+        if now - self._faults[0][0] >= patience:
+            self._faults = []
+            self._tell([*causes, *report.merged([fault for fault in found if not (causes and fault in missed)])])
 
     def _tell(self, faults: Sequence[Fault]) -> None:
         """Local: tell the first cause, or several of the same moment; what comes after is their consequence."""
@@ -283,15 +265,8 @@ class Hub:
             if due:
                 self._tell(self._exits())
 
-    def _exits(self) -> list[Fault]:
-        """Local: what ranks that have called sys.exit with a code have done to the others."""
-        found = []
-        for rank, member in self.members.items():
-            if member.exit_code:
-                culprit = dataclasses.replace(self._roster.seats[rank].as_culprit(), updates=member.said.get("updates"))
-                text = f"called sys.exit({member.exit_code}) while others went on"
-                found.append(Fault("exit", text, member.exit_code, (culprit,)))
-        return report.merged(found)
+    def _exits(self, missed: Sequence[Fault] = ()) -> list[Fault]:
+        return exits(self.members, self._roster, missed)
 
     # Stalls.
 

@@ -61,12 +61,12 @@ class FaultOptions:
         return cls(**values)
 
     @classmethod
-    def patience(cls, environ: Mapping[str, str], given: float | None) -> float:
-        """Local: `stall_abort` where it is told rightly, else the default; what is wrong is told by `of`."""
+    def patience(cls, environ: Mapping[str, str], **given: float | None) -> FaultOptions:
+        """Local: the limits of stalls where they are told rightly, else the defaults; what is wrong is told by `of`."""
         try:
-            return cls.of(environ, stall_abort=given).stall_abort
+            return cls.of(environ, **given)
         except UsageError:
-            return cls.stall_abort
+            return cls()
 
 
 def variable(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mpitrain.errors import RankFinishedError
 from mpitrain.faults.activity import Activity
 from mpitrain.launch.report import ToldFault, tell
 
@@ -67,7 +68,14 @@ class Fault:
             return f"was killed by {self.signal}{memory}" if self.signal else f"ended with exit code {self.exit_code}"
         if self.kind == "stall":
             return "did not come to where the others waited"
+        if self.kind == "exit":
+            return self.text.partition("\n")[0]
         return self.last_line or self.kind
+
+    @property
+    def is_about_the_ended(self) -> bool:
+        """It tells that other ranks have ended, which is the cause."""
+        return self.text.startswith(RankFinishedError.__name__)
 
     @property
     def last_line(self) -> str:
@@ -87,7 +95,7 @@ def merged(faults: Sequence[Fault]) -> list[Fault]:
     """Local: the same fault on several ranks becomes one, in the order of the first of each."""
     groups: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
-        groups.setdefault((fault.kind, fault.last_line), []).append(fault)
+        groups.setdefault((fault.kind, fault.reason), []).append(fault)
     return [
         dataclasses.replace(group[0], culprits=tuple(culprit for fault in group for culprit in fault.culprits))
         for group in groups.values()
@@ -103,7 +111,8 @@ def message(fault: Fault) -> str:
         return f"{fault.text.rstrip()}\n"
     if fault.kind == "loss":
         return f"mpitrain: {where} {fault.text.rstrip()}; the others go on without it\n"
-    return f"mpitrain: {where} {fault.text.rstrip()}; the job ends with exit code {fault.exit_code}\n"
+    what, newline, more = fault.text.rstrip().partition("\n")
+    return f"mpitrain: {where} {what}; the job ends with exit code {fault.exit_code}\n{more}{newline}"
 
 
 def as_json(fault: Fault) -> str:

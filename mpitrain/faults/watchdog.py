@@ -20,6 +20,7 @@ from typing import Any
 
 from mpitrain.faults import processes, stacks, wire
 from mpitrain.faults.activity import LOOKED_AT_BATCHES, Activity, describe
+from mpitrain.faults.exit_status import end_now
 from mpitrain.faults.hub import Hub
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
@@ -28,6 +29,7 @@ from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.wire import Link, Message
 from mpitrain.launch.report import tell
+from mpitrain.runtime.signals import SignalSocket
 
 BEAT_SECONDS = 0.5
 RANKS_PER_BEAT = 200  # of a larger job each rank speaks less often, so that the hub has no more to do
@@ -67,14 +69,13 @@ class Watchdog:
         self._neighbours = Neighbours(roster)
         self._hub = Hub(roster, options, self._neighbours, write, self._end_job, self._silence_seconds, activity)
         self._posts: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._wake, self.waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self.waker.setblocking(False)
+        self.waker = SignalSocket()
+        self.waker.reading.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._take_posts)
+        self._selector.register(self.waker.reading, selectors.EVENT_READ, self._take_posts)
         for rank, descriptor in self._neighbours.descriptors.items():
             self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
         self._link: Link | None = None
@@ -102,8 +103,7 @@ class Watchdog:
     def post(self, what: str, content: Any = None) -> None:
         """Local: hand something to the thread."""
         self._posts.put((what, content))
-        with contextlib.suppress(OSError):  # full: it will look anyway
-            self.waker.send(b"\0")
+        self.waker.send(b"\0")
 
     def report(self, fault: Fault, timeout_seconds: float = 3.0) -> bool:
         """Local: let the hub tell a fault of this rank, once for all ranks that have it.
@@ -113,11 +113,16 @@ class Watchdog:
         """
         self._told.clear()
         self.post("say", {"is": "fault", "fault": dataclasses.asdict(fault)})
-        return self._thread.is_alive() and self._told.wait(timeout_seconds)
+        return self.is_alive and self._told.wait(timeout_seconds)
 
-    def ending(self, code: int) -> None:
+    @property
+    def is_alive(self) -> bool:
+        """Somebody is missed if this rank ends now."""
+        return self._thread.is_alive()
+
+    def ending(self, code: int, how: str) -> None:
         """Local: this rank has come to the end of its program, with that exit code."""
-        self.post("say", {"is": "ending", "code": code})
+        self.post("say", {"is": "ending", "code": code, "how": how})
 
     def gone_on_without(self, ranks: Sequence[int]) -> None:
         """Local: these ranks were lost, and the others have gone on."""
@@ -341,7 +346,7 @@ class Watchdog:
 
     def _take_posts(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            for number in self._wake.recv(4096):
+            for number in self.waker.receive() or b"":
                 if number:
                     self.on_signal(number)
         while not self._posts.empty():
@@ -380,7 +385,7 @@ class Watchdog:
         for seat in self.roster.neighbours(silent, self.roster.own):
             if seat.rank != self.roster.own:
                 seat.process.kill()
-        os._exit(code)
+        end_now(code)
 
     def _close_all(self) -> None:
         """Local: also in a forked child, where open connections would hide that their rank has ended."""
@@ -389,5 +394,5 @@ class Watchdog:
                 with contextlib.suppress(OSError):
                     key.fileobj.close()  # type: ignore[attr-defined]
         self._neighbours.close()
-        self.waker.close()
+        self.waker.writing.close()
         self._selector.close()

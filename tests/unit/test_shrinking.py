@@ -16,8 +16,9 @@ from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import UsageError
 from mpitrain.faults.activity import Activity
-from mpitrain.faults.hub import Hub, Member
+from mpitrain.faults.hub import Hub
 from mpitrain.faults.losses import SILENT_SECONDS, TOLD_SECONDS, Losses
+from mpitrain.faults.members import Member
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process

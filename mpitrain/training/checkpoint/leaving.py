@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from mpitrain.comm.world import World
+from mpitrain.faults.exit_status import end_now
 from mpitrain.launch import report
 from mpitrain.runtime.signals import StopSignals
 
@@ -77,7 +77,7 @@ class Leaving:
     def _late(self, number: int) -> None:
         """On a thread of its own: the main thread is somewhere and does not come."""
         if self._code is not None:
-            os._exit(self._code)
+            end_now(self._code)
         rank, host = self._world.rank, self._world.hosts[self._world.rank]
         sys.stderr.write(
             f"mpitrain: {signal.Signals(number).name} came to rank {rank} ({host}), but the ranks did not come to the "
