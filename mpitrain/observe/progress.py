@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: one bar on a terminal, plain lines anywhere else."""
+"""What a training run shows while it runs: a line for each epoch, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 REFRESH_SECONDS = 0.1
-WIDE_COLUMNS = 120  # room for the numbers of the validation samples beside the bar
 
 
 class ProgressDisplay:
@@ -77,12 +76,15 @@ class ProgressDisplay:
             self._draw(samples, numbers)
 
     def end_epoch(self, samples: float, numbers: Mapping[str, float]) -> None:
-        """Local: the epoch is over; without a terminal, this prints its line."""
-        self._draw(samples, numbers)
+        """Local: the epoch is over; its line stays, on a terminal above the bar and as long as it is."""
+        rate = samples / max(time.perf_counter() - self._began, 1e-9)
+        line = f"epoch {self._epoch + 1}/{self._epochs}  {self._text(numbers, rate)}"
         if self._bar is None:
-            rate = samples / max(time.perf_counter() - self._began, 1e-9)
-            self._file.write(f"epoch {self._epoch + 1}/{self._epochs}  {self._text(numbers, rate)}\n")
+            self._file.write(f"{line}\n")
             self._file.flush()
+            return
+        self._bar.console.print(line, markup=False, soft_wrap=True)
+        self._draw(samples, {})
 
     def close(self) -> None:
         """Local: leave the terminal as it was."""
@@ -96,12 +98,10 @@ class ProgressDisplay:
         self._drawn = time.perf_counter()
         done = self._epoch * self._per_epoch + min(samples, self._per_epoch)
         fields: dict[str, Any] = {"description": f"epoch {self._epoch + 1}/{self._epochs}", "completed": done}
-        if samples:
+        if numbers:
             fields["numbers"] = self._text(numbers, samples / max(self._drawn - self._began, 1e-9))
         self._bar.update(self._task, **fields)
         self._bar.refresh()
 
     def _text(self, numbers: Mapping[str, float], rate: float) -> str:
-        narrow = self._bar is not None and self._bar.console.width < WIDE_COLUMNS
-        parts = [f"{name} {value:.4f}" for name, value in numbers.items() if not (narrow and name.startswith("val_"))]
-        return "  ".join([*parts, f"{rate:,.0f} {self._unit}/s"])
+        return "  ".join([*(f"{name} {value:.4f}" for name, value in numbers.items()), f"{rate:,.0f} {self._unit}/s"])

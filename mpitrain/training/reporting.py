@@ -62,8 +62,9 @@ class Report(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Local: the epoch's numbers, which `DataParallel` has made those of all ranks."""
         if self._display is not None:
-            numbers = {name: float((logs or {})[name]) for name in _shown(logs or {}, validation=True)}
-            self._display.end_epoch(self._all, numbers)
+            numbers = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+            numbers.pop("learning_rate", None)
+            self._display.end_epoch(self._all, {name: numbers[name] for name in sorted(numbers, key=_place)})
 
     def go_on(self, own_samples: int, display: ProgressDisplay | None) -> None:
         """Local: after the loss of ranks.
@@ -92,8 +93,12 @@ class Report(keras.callbacks.Callback):
         return dict(zip(names, means.tolist(), strict=False))
 
 
-def _shown(logs: dict[str, Any], validation: bool = False) -> list[str]:
-    """Loss and the first metric, and both of the validation samples."""
+def _shown(logs: dict[str, Any]) -> list[str]:
+    """Loss and the first metric."""
     metrics = [name for name in logs if name != "loss" and not name.startswith("val_")][:1]
-    names = [name for name in ("loss", *metrics) if name in logs]
-    return names + [f"val_{name}" for name in names if validation and f"val_{name}" in logs]
+    return [name for name in ("loss", *metrics) if name in logs]
+
+
+def _place(name: str) -> tuple[bool, bool]:
+    """The loss before the metrics, and both before those of the validation samples."""
+    return name.startswith("val_"), name.removeprefix("val_") != "loss"

@@ -6,6 +6,8 @@ import io
 import re
 import time
 
+import pytest
+
 from mpitrain.observe import progress
 from mpitrain.observe.progress import ProgressDisplay
 
@@ -36,16 +38,23 @@ def test_rate_counts_all_samples_of_the_epoch() -> None:
     assert all(longest / 3 < rate <= longest for rate in rates)
 
 
-def test_bar() -> None:
-    text = shown(200)
-    assert "━" in text
-    assert "loss 0.5000  accuracy 0.7500" in text
-    assert "val_loss 1.0000" in text
-    assert "epoch 2/2" in text
+def written(columns: int) -> list[str]:
+    """What a terminal of that width is sent, without its control sequences."""
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown(columns)))
 
 
-def test_bar_fits_a_narrow_terminal() -> None:
-    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown(80))
-    assert "images/s" in text
-    assert "val_loss" not in text
-    assert all(len(line) <= 80 for line in re.split(r"[\r\n]", text))
+@pytest.mark.parametrize("columns", [40, 80, 119, 200])
+def test_a_terminal_keeps_the_lines_of_a_file(columns: int) -> None:
+    def numbers(lines: list[str]) -> list[str]:
+        return [line[: line.index("val_loss") + 15] for line in lines if "val_loss" in line]
+
+    assert numbers(written(columns)) == numbers(shown(0).splitlines())
+    assert len(numbers(written(columns))) == 2
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_bar_fits_the_terminal(columns: int) -> None:
+    bars = [line for line in written(columns) if "━" in line]
+    assert any("loss 0.5000  accuracy 0.7500" in line and "images/s" in line for line in bars)
+    assert any(line.startswith("epoch 2/2") for line in bars)
+    assert all(len(line) <= columns for line in bars)
