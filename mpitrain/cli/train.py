@@ -24,6 +24,7 @@ from mpitrain.strategies.parameter_server import connect, is_served
 from mpitrain.training.output import prepare_directory
 
 if TYPE_CHECKING:
+    from mpitrain.data.source import Preprocessing
     from mpitrain.training.job import Job
     from mpitrain.training.trainer import Summary
 
@@ -171,11 +172,25 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
     return [
         f"data       {source.description}: {counts} test samples, {classes}",
+        f"inputs     {source.meaning.inputs}; {_preprocessing(source.meaning.preprocessing, config.model)}",
+        f"labels     {source.meaning.labels}",
         f"model      {config.model}: {model.count_params():,} parameters, {config.precision}",
         f"batch      {config.batch_size} a rank, {config.batch_size * world.size} in all",
         f"optimizer  {config.optimizer}, learning rate {rate:g} ({changes})",
         *servers,
     ]
+
+
+def _preprocessing(wanted: Preprocessing, model: str) -> str:
+    """What becomes of samples in the model."""
+    from mpitrain.training.models import is_own
+
+    if is_own(model):
+        left = f", so it has to divide them by {wanted.scale:g} itself" if wanted.scale != 1 else ""
+        return f"your model takes them as they are{left}"
+    resizes = [f"brings them to {wanted.size[0]}x{wanted.size[1]}"] if wanted.size is not None else []
+    steps = [*resizes, *([f"divides them by {wanted.scale:g}"] if wanted.scale != 1 else [])]
+    return f"the saved model itself {' and '.join(steps)}" if steps else "taken as they are"
 
 
 def _results(summary: Summary, seconds: float) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,34 +11,38 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from mpitrain.data.labels import Task, as_labels
-from mpitrain.data.source import DataSource, Samples, Share, assemble
+from mpitrain.data.labels import Labels, Task, as_labels, some
+from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
 from mpitrain.errors import DataError
 
 Array = NDArray[Any]
 BLOCK = 64
-NAMES = "x and y, or x_train, y_train (and x_test, y_test)"
+NAMES = "x and y, or x_train, y_train (and x_val, y_val, x_test, y_test)"
+# By which names arrays go, in lower case and without the part they belong to.
+INPUTS = ("x", "images", "image", "features", "data", "inputs", "samples")
+LABELS = ("y", "labels", "label", "targets", "target", "classes", "class")
+PARTS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation"}
+PARTS |= {"dev": "validation", "test": "test", "testing": "test"}
+BITS = 16  # integers beyond are no grey values
 
 
 def array_samples(x: Array, y: Array) -> Samples:
-    """Samples of two arrays of equal length; bytes stay bytes until they are read, scaled to [0, 1]."""
+    """Samples of two arrays of equal length; as float32 when they are read, not before."""
     with tf.device("CPU:0"):
         inputs, labels = tf.constant(x), tf.constant(y)
 
     def fetch(positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        values = tf.gather(inputs, positions)
-        values = tf.cast(values, tf.float32) / 255.0 if values.dtype == tf.uint8 else values
-        return values, tf.gather(labels, positions)
+        return tf.cast(tf.gather(inputs, positions), tf.float32), tf.gather(labels, positions)
 
     # In blocks, because a call of `fetch` costs much more than a row does.
     return Samples(len(x), lambda positions: positions.batch(BLOCK).map(fetch).unbatch())
 
 
 def as_inputs(values: Array, name: str) -> Array:
-    """Inputs as uint8 (to be scaled later) or float32; grey images get a channel axis.
+    """Inputs as uint8, uint16 or float32, with the same values; grey images get a channel axis.
 
     Raises:
-        DataError: inputs are no numbers or not finite.
+        DataError: inputs are no numbers, not finite, or images with the channels first.
     """
     if values.dtype.kind not in "buif":
         raise DataError(f"{name}: samples are of type {values.dtype}, not numbers: save them as uint8 or float32")
@@ -45,54 +50,122 @@ def as_inputs(values: Array, name: str) -> Array:
         raise DataError(f"{name}: the samples are a single number: the first axis must count the samples")
     if values.ndim == 1:
         values = values[:, np.newaxis]
-    if values.dtype != np.uint8:
-        values = values.astype(np.float32)
-        for first in range(0, len(values), 1024):
-            finite = np.isfinite(values[first : first + 1024].reshape(len(values[first : first + 1024]), -1)).all(
-                axis=1
+    if values.ndim == 4 and values.shape[1] in (1, 3, 4) and min(values.shape[2:]) > 4:
+        raise DataError(
+            f"{name}: samples have shape {values.shape[1:]}, images with the channels first: put them last, with "
+            "numpy.moveaxis(x, 1, -1)"
+        )
+    if values.dtype.kind == "u" and values.dtype.itemsize <= 2:
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    else:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+        wrong = first_not_finite(values)
+        if wrong is not None:
+            raise DataError(
+                f"{name}: sample {wrong} has values that are not finite (NaN, infinite, or beyond float32): remove or "
+                "mend it"
             )
-            if not finite.all():
-                raise DataError(
-                    f"{name}: sample {first + int(np.argmin(finite))} has values that are not finite (NaN, "
-                    "infinite, or beyond "
-                    "float32): remove or mend it"
-                )
     return values[..., np.newaxis] if values.ndim == 3 else values
+
+
+def first_not_finite(values: Array) -> int | None:
+    """Local: the first row of float32 values with NaN or an infinity; None for none."""
+    for first in range(0, len(values), 1024):
+        finite = np.isfinite(values[first : first + 1024].reshape(len(values[first : first + 1024]), -1)).all(axis=1)
+        if not finite.all():
+            return first + int(np.argmin(finite))
+    return None
+
+
+def scale_of(values: Array) -> float:
+    """Local: what to divide grey values by, so that they lie in [0, 1]; 1 for what are no grey values.
+
+    Unsigned integers of 8 and 16 bits are, and any integers of images. They go up to 255, or where one is larger to
+    the next 2^n - 1, since 10, 12 or 14 bits are stored in 16.
+    """
+    grey = values.dtype in (np.uint8, np.uint16) or (values.dtype.kind in "iu" and values.ndim >= 3)
+    largest = int(values.max(initial=0)) if grey else 0
+    if largest <= 1 or values.min(initial=0) < 0 or largest.bit_length() > BITS:
+        return 1.0
+    return float(2 ** max(8, largest.bit_length()) - 1)
 
 
 def load_npz(path: Path, share: Share, task: Task, num_classes: int | None) -> DataSource:
     """Local: the samples and labels of a `.npz` file.
 
-    Its arrays are called `x, y` or `x_train, y_train[, x_test, y_test]`. Other names do where there are
-    exactly two arrays, and one of them has fewer axes or is alone in being of integers.
+    Its arrays are called `x, y` or `x_train, y_train[, x_val, y_val][, x_test, y_test]`, or by other usual names.
+    Any names do where there are exactly two arrays, and one of them has fewer axes or is alone in being of integers.
 
     Raises:
         DataError: the file cannot be used; the message says why.
     """
     arrays = _read(path)
-    keys = _names(arrays, path)
-    x, y = as_inputs(arrays[keys[0]], f"{path}, {keys[0]}"), arrays[keys[1]]
-    _equally_many(x, y, keys, path)
-    labels, classes = as_labels(y, f"{path}, {keys[1]}", task, num_classes)
-    test = None
-    if "x_test" in arrays and "y_test" in arrays:
-        test_x = as_inputs(arrays["x_test"], f"{path}, x_test")
-        _equally_many(test_x, arrays["y_test"], ("x_test", "y_test"), path)
-        if test_x.shape[1:] != x.shape[1:] or test_x.dtype != x.dtype:
+    pairs = _pairs(arrays, path)
+    x_name, y_name = pairs["train"]
+    x, labels = _part(arrays, pairs["train"], path, task, num_classes)
+    parts: dict[str, Samples | None] = {"validation": None, "test": None}
+    for part in set(pairs) - {"train"}:
+        parts[part] = _other_part(arrays, pairs[part], path, pairs["train"], x, labels)
+    unused = [name for name in arrays if not any(name in names for names in pairs.values())]
+    inputs = f"{x_name}, {described(arrays[x_name])}" + (f"; not used: {some(unused)}" if unused else "")
+    return assemble(
+        array_samples(x, labels.values),
+        share,
+        **parts,
+        num_classes=labels.num_classes,
+        description=str(path),
+        meaning=Meaning(
+            inputs, f"{y_name}, {labels.meaning}", labels.class_names, Preprocessing(scale_of(arrays[x_name]))
+        ),
+    )
+
+
+def described(values: Array) -> str:
+    """Local: shape and type of one sample, and between what all their values lie."""
+    shape = "x".join(map(str, values.shape[1:])) or "1"
+    between = f", from {values.min():g} to {values.max():g}" if values.size and values.dtype.kind != "b" else ""
+    return f"{shape} {values.dtype.name}{between}"
+
+
+def _part(
+    arrays: Mapping[str, Array],
+    names: tuple[str, str],
+    path: Path,
+    task: Task,
+    num_classes: int | None,
+    class_names: tuple[str, ...] | None = None,
+) -> tuple[Array, Labels]:
+    """Samples and labels of one part, of equal length."""
+    x, y = as_inputs(arrays[names[0]], f"{path}, {names[0]}"), arrays[names[1]]
+    count = len(y) if y.ndim else 0
+    if len(x) != count:
+        raise DataError(
+            f"{path}: {names[0]} has {len(x)} samples, but {names[1]} has {count} labels: give one label a sample"
+        )
+    return x, as_labels(y, f"{path}, {names[1]}", task, num_classes, names=class_names)
+
+
+def _other_part(
+    arrays: Mapping[str, Array],
+    names: tuple[str, str],
+    path: Path,
+    of_training: tuple[str, str],
+    train_x: Array,
+    train: Labels,
+) -> Samples:
+    """Validation or test samples, which are like those to train on."""
+    task: Task = "regression" if train.num_classes is None else "classification"
+    x, labels = _part(arrays, names, path, task, train.num_classes, train.class_names)
+    for name, expected, found in zip(
+        zip(of_training, names, strict=True), (train_x, train.values), (x, labels.values), strict=True
+    ):
+        if expected.shape[1:] != found.shape[1:] or expected.dtype != found.dtype:
             raise DataError(
-                f"{path}: samples have shape {x.shape[1:]} and type {x.dtype} in {keys[0]}, but "
-                f"{test_x.shape[1:]} and "
-                f"{test_x.dtype} in x_test: make them equal"
+                f"{path}: shape and type are {expected.shape[1:]} and {expected.dtype} in {name[0]}, but "
+                f"{found.shape[1:]} and {found.dtype} in {name[1]}: make them equal"
             )
-        test_task: Task = "regression" if classes is None else "classification"
-        test_labels, _ = as_labels(arrays["y_test"], f"{path}, y_test", test_task, classes)
-        if test_labels.shape[1:] != labels.shape[1:]:
-            raise DataError(
-                f"{path}: {keys[1]} has {labels.shape[1:]} numbers a sample, y_test "
-                f"{test_labels.shape[1:]}: make them equal"
-            )
-        test = array_samples(test_x, test_labels)
-    return assemble(array_samples(x, labels), share, test=test, num_classes=classes, description=str(path))
+    return array_samples(x, labels.values)
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -115,12 +188,31 @@ def _read(path: Path) -> dict[str, Array]:
         raise DataError(f"{path} cannot be read as .npz ({error}): save it again with numpy.savez") from error
 
 
-def _names(arrays: Mapping[str, Array], path: Path) -> tuple[str, str]:
-    for pair in (("x", "y"), ("x_train", "y_train")):
-        if all(name in arrays for name in pair):
-            return pair
-    found = ", ".join(arrays) or "nothing"
-    problem = DataError(f"{path} holds {found}: name its arrays {NAMES}")
+def _pairs(arrays: Mapping[str, Array], path: Path) -> dict[str, tuple[str, str]]:
+    """For train, and validation and test where they are there: the names of samples and labels."""
+    found: dict[tuple[str, str], str] = {}
+    for name in arrays:
+        words = re.split(r"[_\-. ]+", name.lower())
+        part = next((PARTS[word] for word in words if word in PARTS), "train")
+        rest = "_".join(word for word in words if word not in PARTS)
+        role = "x" if rest in INPUTS else "y" if rest in LABELS else ""
+        if role and (part, role) in found:
+            raise DataError(f"{path} holds {found[part, role]} and {name}, of which either may be meant: leave one out")
+        if role:
+            found[part, role] = name
+    if ("train", "x") not in found or ("train", "y") not in found:
+        return {"train": _names_by_shape(arrays, path)}
+    for part, role in found:
+        if (part, "y" if role == "x" else "x") not in found:
+            missing = "labels" if role == "x" else "samples"
+            raise DataError(
+                f"{path} holds {found[part, role]} without the {missing} that belong to it: name both {NAMES}"
+            )
+    return {part: (found[part, "x"], found[part, "y"]) for part, role in found if role == "x"}
+
+
+def _names_by_shape(arrays: Mapping[str, Array], path: Path) -> tuple[str, str]:
+    problem = DataError(f"{path} holds {', '.join(arrays) or 'nothing'}: name its arrays {NAMES}")
     if len(arrays) != 2:
         raise problem
     first, second = arrays
@@ -130,11 +222,3 @@ def _names(arrays: Mapping[str, Array], path: Path) -> tuple[str, str]:
         ):
             return x, y
     raise problem
-
-
-def _equally_many(x: Array, y: Array, keys: tuple[str, str], path: Path) -> None:
-    count = len(y) if y.ndim else 0
-    if len(x) != count:
-        raise DataError(
-            f"{path}: {keys[0]} has {len(x)} samples, but {keys[1]} has {count} labels: give one label a sample"
-        )

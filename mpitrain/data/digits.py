@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.data.arrays import array_samples
-from mpitrain.data.source import DataSource, Share, assemble
+from mpitrain.data.source import DataSource, Meaning, Preprocessing, Share, assemble
 from mpitrain.errors import DataError
 
 FILE = "datasets/data/digits.csv.gz"
@@ -25,7 +25,7 @@ def load_digits(share: Share) -> DataSource:
         DataError: scikit-learn is not installed.
     """
     table = read()
-    images = (table[:, :-1] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    images = table[:, :-1].astype(np.float32).reshape(-1, 8, 8, 1)
     classes = table[:, -1].astype(np.int64)
     test = np.zeros(len(classes), bool)
     test[np.argsort(classes, kind="stable")[::EVERY]] = True
@@ -35,6 +35,7 @@ def load_digits(share: Share) -> DataSource:
         test=array_samples(images[test], classes[test]),
         num_classes=10,
         description="handwritten digits, 8x8 (scikit-learn)",
+        meaning=Meaning("8x8x1, grey values from 0 to 16", "the digit", preprocessing=Preprocessing(16.0)),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from mpitrain.data.images import Shape, decode, encoded_shape
+from mpitrain.data.pictures import FORMATS, STARTS, Form, decode, form_of
 from mpitrain.errors import DataError
 
 LABEL_NAMES = ("label", "target", "class", "y")
@@ -24,12 +24,15 @@ FORM = '{"x": {"name": "image", "kind": "image"}, "y": {"name": "label", "kind":
 class Feature:
     """One feature: its name, how it is stored, and the shape it is given.
 
-    Kinds: an encoded "image"; raw "bytes", one a value; a "float" or an "int" list.
+    Kinds: an encoded "image"; raw "bytes", one a value; a "float" or an "int" list. `form` is that of images, and
+    `form_is_given` where the user has named their shape.
     """
 
     name: str
     kind: Kind
     shape: tuple[int, ...]
+    form: Form | None = None
+    form_is_given: bool = False
 
     @property
     def parser(self) -> Any:
@@ -39,12 +42,11 @@ class Feature:
         return tf.io.FixedLenFeature(self.shape, tf.float32 if self.kind == "float" else tf.int64)
 
     def value(self, parsed: tf.Tensor) -> tf.Tensor:
-        """The parsed feature as a tensor of this shape; images and bytes as float32 in [0, 1]."""
-        if self.kind == "image":
-            height, width, channels = self.shape
-            return decode(parsed, (height, width, channels))
+        """The parsed feature as a tensor of this shape, with the values it holds; images and bytes as float32."""
+        if self.form is not None:
+            return decode(parsed, self.form)
         if self.kind == "bytes":
-            return tf.cast(tf.reshape(tf.io.decode_raw(parsed, tf.uint8), self.shape), tf.float32) / 255.0
+            return tf.cast(tf.reshape(tf.io.decode_raw(parsed, tf.uint8), self.shape), tf.float32)
         return parsed
 
 
@@ -65,6 +67,29 @@ class FeatureSpec:
         parsed = tf.io.parse_single_example(record, {self.x.name: self.x.parser})
         x = tf.cast(self.x.value(parsed[self.x.name]), tf.float32)
         return x[..., tf.newaxis] if len(self.x.shape) == 2 else x
+
+
+def misfit(record: bytes, spec: FeatureSpec) -> str:
+    """Local: which feature of a record is not as the spec says, and how."""
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception:  # as in `_features`
+        return "is no tf.train.Example"
+    for feature in (spec.x, spec.y):
+        if feature.name not in features:
+            return f"lacks feature {feature.name!r}"
+        kind = features[feature.name].WhichOneof("kind")
+        values = getattr(features[feature.name], kind).value if kind else []
+        stored = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int"}.get(kind, "nothing")
+        wanted = "bytes" if feature.kind == "image" else feature.kind
+        count = 1 if wanted == "bytes" else math.prod(feature.shape)
+        if stored != wanted:
+            return f"has {stored} in feature {feature.name!r}, where the first record has {wanted}"
+        if len(values) != count:
+            return f"has {len(values)} values in feature {feature.name!r}, where the first record has {count}"
+        if feature.kind == "bytes" and len(values[0]) != math.prod(feature.shape):
+            return f"has {len(values[0])} bytes in feature {feature.name!r}, not {math.prod(feature.shape)}"
+    return "cannot be parsed"
 
 
 def feature_spec(record: bytes, name: str, given: str | None, image_size: tuple[int, int] | None) -> FeatureSpec:
@@ -150,16 +175,18 @@ def _input(
     image_size: tuple[int, int] | None,
 ) -> Feature:
     stored, values = _stored(features, key, name)
+    shape = tuple(asked.get("shape", ()))
+    if stored == "bytes" and asked.get("kind", "image") == "image":
+        form = form_of(_hint(values[0], key, name), f"{name}: feature {key!r} of the first record", image_size)
+        if len(shape) not in (0, 3) or (shape and image_size):
+            raise DataError(
+                f"{name}: feature {key!r} is an image: give its shape as [height, width, channels], or --image-size"
+            )
+        form = Form(shape, form.bits, True) if len(shape) == 3 else form
+        return Feature(key, "image", form.shape, form, bool(shape))
+    if image_size is not None:
+        raise DataError(f"{name}: feature {key!r} is no encoded image: leave out --image-size")
     if stored == "bytes":
-        if asked.get("kind", "image") == "image":
-            shape: Shape = encoded_shape(
-                _hint(values[0], key, name), f"{name}: feature {key!r} of the first record", image_size
-            )
-            return Feature(
-                key,
-                "image",
-                tuple(asked.get("shape", shape)) if len(asked.get("shape", shape)) == 3 else shape,
-            )
         kind: Kind = "bytes"
         count = len(values[0])
     else:
@@ -168,18 +195,16 @@ def _input(
         raise DataError(
             f"{name}: feature {key!r} is stored as {kind}, the feature spec says {asked['kind']}: correct the spec"
         )
-    shape_given = tuple(asked.get("shape", (count,)))
-    _fits(shape_given, count, key, name)
-    return Feature(key, kind, shape_given)
+    _fits(shape or (count,), count, key, name)
+    return Feature(key, kind, shape or (count,))
 
 
 def _hint(data: bytes, key: str, name: str) -> bytes:
-    if not data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM")):
+    if not data.startswith(STARTS):
+        form = f'{{"x": {{"name": "{key}", "kind": "bytes", "shape": [height, width, channels]}}}}'
         raise DataError(
-            f"{name}: feature {key!r} holds {len(data)} bytes that are no png, jpeg, gif or bmp image: if "
-            "they are raw pixels, say "
-            f'so in the feature spec: {{"x": {{"name": "{key}", "kind": "bytes", "shape": [height, width, '
-            "channels]}}}}"
+            f"{name}: feature {key!r} holds {len(data)} bytes that are no {FORMATS} image: if they are raw pixels, say "
+            f"so in the feature spec: {form}"
         )
     return data
 

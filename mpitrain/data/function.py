@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mpitrain.data.labels import Array, Task, as_labels
 from mpitrain.data.sharding import EpochSeeds, Indices, hold_out, known_count, shard, share_count, shuffled
-from mpitrain.data.source import DataSource, Share, enough_for_all_ranks
+from mpitrain.data.source import DataSource, Meaning, Preprocessing, Share, enough_for_all_ranks
 from mpitrain.errors import DataError, UsageError
 
 SHUFFLE_BUFFER = 10_000
@@ -70,10 +70,12 @@ def load_function(spec: str, share: Share, task: Task, num_classes: int | None) 
     """
     dataset = call(resolve(spec, DataError), spec, DataError)
     _check_elements(dataset, spec)
-    labels = _labels(dataset, spec)
-    classified, classes = as_labels(labels, spec, task, num_classes) if len(labels) else (labels, None)
-    counted = _Counted(dataset.enumerate(), classified, classes, spec)
-    return counted.source(share)
+    labels = as_labels(_labels(dataset, spec), spec, task, num_classes)
+    x, _ = dataset.element_spec
+    inputs = f"{'x'.join(map(str, x.shape.as_list())) or '1'} {x.dtype.name}"
+    scale = 255.0 if x.dtype == tf.uint8 else 65535.0 if x.dtype == tf.uint16 else 1.0
+    meaning = Meaning(inputs, labels.meaning, None, Preprocessing(scale))
+    return _Counted(dataset.enumerate(), labels.values, labels.num_classes, spec, meaning).source(share)
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,14 @@ class _Counted:
         labels: of all samples.
         classes: how many; None for a regression.
         spec: for messages.
+        meaning: of the samples.
     """
 
     numbered: tf.data.Dataset
     labels: Array
     classes: int | None
     spec: str
+    meaning: Meaning
 
     def source(self, share: Share) -> DataSource:
         """Local: the share of one rank."""
@@ -118,6 +122,7 @@ class _Counted:
             epochs=epochs,
             rest=lambda epoch, done: in_order(EpochSeeds(share.seed, epoch), done),
             deal=lambda rank, size: self.source(replace(share, rank=rank, size=size)),
+            meaning=self.meaning,
         )
 
     def _part(self, held: Indices, wanted: bool) -> tf.data.Dataset:
@@ -135,8 +140,8 @@ def _said(failure: BaseException) -> str:
 
 
 def _as_input(value: tf.Tensor) -> tf.Tensor:
-    scaled = tf.cast(value, tf.float32) / 255.0 if value.dtype == tf.uint8 else tf.cast(value, tf.float32)
-    return scaled[..., tf.newaxis] if scaled.shape.rank == 2 else scaled
+    value = tf.cast(value, tf.float32)
+    return value[..., tf.newaxis] if value.shape.rank == 2 else value
 
 
 def _check_elements(dataset: Any, spec: str) -> None:

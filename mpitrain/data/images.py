@@ -2,147 +2,227 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.data.source import DataSource, Samples, Share, assemble
+from mpitrain.data.labels import some
+from mpitrain.data.pictures import FORMATS, JPEG, PNG, Form, Header, decode, form, header, undecodable
+from mpitrain.data.sharding import Indices
+from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
 from mpitrain.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
-VALIDATION_NAMES = ("validation", "val", "valid")
-Shape = tuple[int, int, int]
+# What file managers leave behind, beside what begins with a dot.
+LEFT_BEHIND = ("thumbs.db", "desktop.ini", "icon\r", "__macosx")
+TRAINING_NAMES = ("train", "training")
+VALIDATION_NAMES = ("validation", "val", "valid", "dev")
+TEST_NAMES = ("test", "testing")
+DECODED_BYTES = 256 << 20  # so much of its files each rank decodes once before training
+READERS = 4
 
 
 def load_images(directory: Path, share: Share, image_size: tuple[int, int] | None) -> DataSource:
     """Local: `directory/CLASS/*.png` (jpeg, gif, bmp); classes are numbered in alphabetical order.
 
     `directory/train/CLASS/...` does as well, beside `validation/` and `test/` with the same classes.
-    Images are brought to `image_size` (height, width), or else to the size of the first one; grey stays one
-    channel.
+    Images are brought to `image_size` (height, width), or else to the size of the first one. They are grey if all
+    are, and have 16 bits if all have. Their orientation is that of the stored rows; EXIF is not heeded.
 
     Raises:
         DataError: there are no class folders, no images in one, or files that are no images.
     """
-    folders = {folder.name.lower(): folder for folder in _folders(directory)}
-    root = folders.get("train", directory)
-    classes = [folder.name for folder in _folders(root)]
+    folders = _parts(directory)
+    classes = [folder.name for folder in _folders(folders["train"])]
+    _check_classes(folders["train"], classes)
+    found = {part: _Pictures.in_folders(folder, classes) for part, folder in folders.items()}
+    common = form([one for pictures in found.values() for one in pictures.headers], image_size)
+    for pictures in found.values():
+        pictures.check(common, share)
+    samples = {part: pictures.samples(common) for part, pictures in found.items()}
+    left_out = [name for pictures in found.values() for name in pictures.left_out]
+    resized = "" if not common.resized else "; brought to that size" + ("" if image_size else ", which the first has")
+    preprocessing = Preprocessing(2.0**common.bits - 1, common.shape[:2] if common.resized else None)
+    return assemble(
+        samples["train"],
+        share,
+        validation=samples.get("validation"),
+        test=samples.get("test"),
+        num_classes=len(classes),
+        description=f"{directory}, {len(classes)} classes, {'x'.join(map(str, common.shape))}",
+        meaning=Meaning(
+            f"{common}{resized}" + (f"; left out: {some(left_out)}" if left_out else ""),
+            f"folders {some(classes)}",
+            tuple(classes),
+            preprocessing,
+        ),
+    )
+
+
+def _parts(directory: Path) -> dict[str, Path]:
+    """The folders of training, validation and test images; or the directory itself for training."""
+    inner = _folders(directory)
+    names = {"train": TRAINING_NAMES, "validation": VALIDATION_NAMES, "test": TEST_NAMES}
+    parts: dict[str, Path] = {}
+    for part, known in names.items():
+        folders = [folder for folder in inner if folder.name.lower() in known]
+        if len(folders) > 1:
+            raise DataError(f"{folders[0]} and {folders[1]} may both hold {part} images: leave one of them")
+        if folders:
+            parts[part] = folders[0]
+    others = [folder for folder in inner if folder not in parts.values()]
+    if "train" in parts and _folders(parts["train"]):
+        if others:
+            raise DataError(f"{others[0]} lies beside {parts['train']}: move it into that, or elsewhere")
+        return parts
+    if parts and not others and "train" not in parts:
+        raise DataError(f"{directory} has folders for {' and '.join(parts)}, but none for training: call that train")
+    return {"train": directory}
+
+
+def _check_classes(root: Path, classes: Sequence[str]) -> None:
     if not classes:
         raise DataError(
             f"{root} has no class folders: put the images of each class in a folder of its own, {root}/CLASS/*.png"
         )
-    files, labels = _files(root, classes)
-    shape = image_shape(files[0], image_size)
-    parts: dict[str, Samples | None] = {"validation": None, "test": None}
-    if root is not directory:
-        for name in (*VALIDATION_NAMES, "test"):
-            if name in folders:
-                part = "test" if name == "test" else "validation"
-                parts[part] = _samples(*_files(folders[name], classes), shape)
-    description = f"{directory}, {len(classes)} classes, {shape[0]}x{shape[1]}x{shape[2]}"
-    train = _samples(files, labels, shape)
-    return assemble(
-        train,
-        share,
-        validation=parts["validation"],
-        test=parts["test"],
-        num_classes=len(classes),
-        description=description,
-    )
+    stray = next((path for path in sorted(root.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+    if stray is not None and not _is_left_behind(stray.name):
+        raise DataError(f"{stray} lies beside the class folders: move it into the folder of its class")
+    if len(classes) == 1:
+        only = root / classes[0]
+        deeper = _folders(only)
+        raise DataError(
+            f"{root} has one class folder only, {classes[0]}"
+            + (f": if its folders are the classes, give {only}" if deeper else ": give images of at least two classes")
+        )
 
 
-def decode(data: tf.Tensor, shape: Shape) -> tf.Tensor:
-    """An encoded image as float32 in [0, 1], brought to `shape` (height, width, channels)."""
-    image = tf.io.decode_image(data, channels=shape[2], expand_animations=False)
-    image = tf.image.convert_image_dtype(image, tf.float32)
-    same = tf.reduce_all(tf.shape(image)[:2] == shape[:2])
-    image = tf.cond(same, lambda: image, lambda: tf.image.resize(image, shape[:2], antialias=True))
-    return tf.ensure_shape(image, shape)
-
-
-def image_shape(file: Path, image_size: tuple[int, int] | None) -> Shape:
-    """(height, width, channels) of an image file; an alpha channel is left out.
-
-    Raises:
-        DataError: the file cannot be decoded.
-    """
-    return encoded_shape(file.read_bytes(), str(file), image_size)
-
-
-def encoded_shape(data: bytes, name: str, image_size: tuple[int, int] | None) -> Shape:
-    """(height, width, channels) of an encoded image; an alpha channel is left out.
-
-    Raises:
-        DataError: the bytes cannot be decoded.
-    """
-    try:
-        height, width, channels = tf.io.decode_image(data, expand_animations=False).shape
-    except tf.errors.OpError as error:
-        raise DataError(f"{name} cannot be decoded as an image ({_reason(error)}): replace or remove it") from error
-    height, width = image_size or (height, width)
-    return height, width, 1 if channels <= 2 else 3
-
-
-def _reason(error: tf.errors.OpError) -> str:
-    return str(error.message).splitlines()[0].rstrip(".") if error.message else "unknown format"
+def _is_left_behind(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LEFT_BEHIND
 
 
 def _folders(directory: Path) -> list[Path]:
     try:
-        return sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(path for path in directory.iterdir() if path.is_dir() and not _is_left_behind(path.name))
     except OSError as error:
         raise DataError(
             f"{directory} cannot be listed ({error.strerror}): check that it is a directory you may read"
         ) from error
 
 
-def _files(root: Path, classes: list[str]) -> tuple[list[Path], list[int]]:
-    unknown = [folder.name for folder in _folders(root) if folder.name not in classes]
-    if unknown:
-        raise DataError(
-            f"{root / unknown[0]} is a class that the training images lack: add it there, or remove the folder"
+def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """All files of a folder and the folders in it, and whether they are to be left out, in order."""
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            yield path, _is_left_behind(path.name)
+        elif not _is_left_behind(path.name):
+            yield from _walk(path)
+
+
+class _Pictures:
+    """The images of one part of the data.
+
+    Attributes:
+        files: their paths.
+        labels: class number of each.
+        headers: what each begins with.
+        left_out: names of files that are no images of the user's.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+        self.labels: list[int] = []
+        self.headers: list[Header] = []
+        self.left_out: list[str] = []
+        self._bytes = 0
+
+    @classmethod
+    def in_folders(cls, root: Path, classes: list[str]) -> _Pictures:
+        """Local: those in the folders of the classes.
+
+        Raises:
+            DataError: a folder is of no class or holds no images, or a file is no image.
+        """
+        unknown = [folder.name for folder in _folders(root) if folder.name not in classes]
+        if unknown:
+            raise DataError(
+                f"{root / unknown[0]} is a class that the training images lack: add it there, or remove the folder"
+            )
+        found = cls()
+        for label, name in enumerate(classes):
+            before = len(found.files)
+            for path, left_behind in _walk(root / name) if (root / name).is_dir() else ():
+                if not left_behind:
+                    found._add(path, label)
+                elif not path.name.startswith("."):
+                    found.left_out.append(f"{name}/{path.name}")
+            if len(found.files) == before and (root / name).is_dir():
+                raise DataError(f"{root / name} holds no images: add some, or remove the folder")
+        return found
+
+    def _add(self, path: Path, label: int) -> None:
+        """Look at both ends of a file: cheap, and finds empty, mistaken and cut-off ones before training."""
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path} is no image this reads ({FORMATS}): convert it, or move it elsewhere")
+        try:
+            with path.open("rb") as file:
+                one = header(file, str(path))
+                self._bytes += file.seek(0, os.SEEK_END)
+                file.seek(max(file.tell() - 4096, 0))
+                end = file.read()
+                file.seek(0)
+                start = file.read(8)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+        if (start == PNG and b"IEND" not in end) or (start.startswith(JPEG) and b"\xff\xd9" not in end):
+            raise DataError(f"{path} is cut off: copy it again, or remove it")
+        self.files.append(path)
+        self.labels.append(label)
+        self.headers.append(one)
+
+    def check(self, common: Form, share: Share) -> None:
+        """Local: decode this rank's share of the files, unless these are too many to do it twice.
+
+        Raises:
+            DataError: one of them cannot be decoded.
+        """
+        if self._bytes <= DECODED_BYTES * max(share.size, 1):
+            wrong = self.damaged(np.arange(share.rank, len(self.files), max(share.size, 1)), common)
+            if wrong is not None:
+                raise DataError(wrong)
+
+    def damaged(self, positions: Indices, common: Form) -> str | None:
+        """Local: the first of some images that cannot be decoded, and why."""
+
+        def look(position: int) -> str | None:
+            path = self.files[position]
+            try:
+                return undecodable(path.read_bytes(), str(path), common)
+            except OSError as error:
+                return f"{path} cannot be read ({error.strerror}): put it back, or train anew without it"
+
+        with ThreadPoolExecutor(READERS) as pool:
+            for first in range(0, len(positions), 1024):
+                for wrong in pool.map(look, positions[first : first + 1024].tolist()):
+                    if wrong is not None:
+                        return wrong
+        return None
+
+    def samples(self, common: Form) -> Samples:
+        """Local: images and class numbers, by position."""
+        with tf.device("CPU:0"):
+            names = tf.constant([str(file) for file in self.files])
+            classes = tf.constant(np.asarray(self.labels, np.int64))
+
+        def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return decode(tf.io.read_file(tf.gather(names, index)), common), tf.gather(classes, index)
+
+        return Samples(
+            len(self.files),
+            lambda positions: positions.map(fetch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True),
+            lambda positions: self.damaged(positions, common),
         )
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = sorted(path for path in (root / name).rglob("*") if path.is_file() and not path.name.startswith("."))
-        if not found and (root / name).is_dir():
-            raise DataError(f"{root / name} holds no images: add some, or remove the folder")
-        for path in found:
-            _check(path)
-        files += found
-        labels += [label] * len(found)
-    return files, labels
-
-
-def _check(path: Path) -> None:
-    """Look at both ends of a file: cheap, and finds empty, mistaken and cut-off ones before training."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{path} is no image this reads ({', '.join(SUFFIXES)}): convert it, or move it elsewhere")
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            file.seek(max(path.stat().st_size - 4096, 0))
-            end = file.read()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    if not start.startswith(STARTS):
-        raise DataError(f"{path} is no image ({len(end) or 'no'} bytes, unknown format): replace or remove it")
-    if (start.startswith(STARTS[0]) and b"IEND" not in end) or (start.startswith(STARTS[1]) and b"\xff\xd9" not in end):
-        raise DataError(f"{path} is cut off: copy it again, or remove it")
-
-
-def _samples(files: list[Path], labels: list[int], shape: Shape) -> Samples:
-    with tf.device("CPU:0"):
-        names = tf.constant([str(file) for file in files])
-        classes = tf.constant(np.asarray(labels, np.int64))
-
-    def fetch(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return decode(tf.io.read_file(tf.gather(names, index)), shape), tf.gather(classes, index)
-
-    return Samples(
-        len(files),
-        lambda positions: positions.map(fetch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True),
-    )

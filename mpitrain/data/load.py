@@ -17,7 +17,12 @@ from mpitrain.data.tfrecord import load_tfrecords
 from mpitrain.errors import DataError
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-KINDS = "digits, a .npz or .csv file, a directory of class folders, TFRecord files, or package.module:function"
+KINDS = (
+    "digits, a .npz, .csv or .tsv file, a directory of class folders, TFRecord files (*.tfrecord, or "
+    "name-00000-of-00004), or package.module:function"
+)
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+SHARD = re.compile(r".+-\d{5}-of-\d{5}")  # as TensorFlow's tools name the parts of a data set
 
 
 def load(
@@ -54,35 +59,57 @@ def load(
     share = Share(validation_split, seed, rank, size)
     if spec == "digits":
         return load_digits(share)
+    if ADDRESS.match(spec):
+        raise DataError(f"data {spec} are not on this host: download them, and give the path of the file or directory")
     path = Path(spec).expanduser()
-    if path.is_dir():
-        files = _record_files(path)
-        if files:
-            return load_tfrecords(files, share, task, num_classes, feature_spec, image_size)
-        return load_images(path, share, image_size)
     if FUNCTION.fullmatch(spec) and not path.exists():
         return load_function(spec, share, task, num_classes)
-    files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 (it may be absolute)
-    if path.exists():
-        files = [path]
-    if not files:
-        raise DataError(f"data {spec!r} do not exist: give {KINDS}")
-    if len(files) == 1 and files[0].suffix == ".npz":
-        return load_npz(files[0], share, task, num_classes)
-    if len(files) == 1 and files[0].suffix == ".csv":
-        return load_csv(files[0], share, task, num_classes)
+    if path.is_dir():
+        files = _record_files(path)
+        if not files:
+            return load_images(path, share, image_size)
+    else:
+        files = [path] if path.exists() else _named(path)
+        if not files:
+            raise DataError(f"data {spec!r} do not exist: give {KINDS}")
+        suffixes = {"".join(file.name.lower().removesuffix(".gz").rpartition(".")[1:]) for file in files}
+        if suffixes & {".npz", ".csv", ".tsv"} and len(files) > 1:
+            raise DataError(f"{spec} names {len(files)} files: only TFRecords may be several, so join them in one")
+        if suffixes == {".npz"}:
+            return load_npz(files[0], share, task, num_classes)
+        if suffixes <= {".csv", ".tsv"}:
+            return load_csv(files[0], share, task, num_classes)
+    return load_tfrecords(_records(files), share, task, num_classes, feature_spec, image_size)
+
+
+def _named(pattern: Path) -> list[Path]:
+    return sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))  # noqa: PTH207 (it may be absolute)
+
+
+def _records(files: list[Path]) -> list[Path]:
     odd = [file for file in files if not _is_record_file(file)]
     if odd:
         raise DataError(f"{odd[0]} is of no kind that can be read here: give {KINDS}")
-    return load_tfrecords(files, share, task, num_classes, feature_spec, image_size)
+    return files
 
 
 def _is_record_file(path: Path) -> bool:
-    return path.is_file() and ("tfrecord" in path.name.lower() or path.suffix.lower() in (".tfrec", ".records"))
+    name = path.name.lower()
+    named = "tfrecord" in name or path.suffix.lower() in (".tfrec", ".records") or SHARD.fullmatch(name) is not None
+    return named and not name.startswith(".") and path.is_file()
 
 
 def _record_files(directory: Path) -> list[Path]:
+    """The TFRecord files of a directory.
+
+    Raises:
+        DataError: they lie in folders of it.
+    """
     try:
-        return sorted(path for path in directory.iterdir() if _is_record_file(path))
+        files = sorted(path for path in directory.iterdir() if _is_record_file(path))
     except OSError as error:
         raise DataError(f"{directory} cannot be listed ({error.strerror}): check that you may read it") from error
+    deeper = next((file for file in sorted(directory.glob("*/*")) if _is_record_file(file)), None)
+    if deeper is not None and not files:
+        raise DataError(f"{directory} holds TFRecord files in folders: give those to train on, such as {deeper.parent}")
+    return files

@@ -36,6 +36,16 @@ class RecordIndex:
     def __len__(self) -> int:
         return len(self.file_of)
 
+    def name(self, position: int) -> str:
+        """Local: file and number of a record, to begin a sentence with."""
+        number = int(self.file_of[position])
+        return f"{self.files[number]}: record {position - int(np.searchsorted(self.file_of, number))}"
+
+    def place(self, position: int) -> str:
+        """Local: the same within a sentence."""
+        file, _, record = self.name(position).rpartition(": ")
+        return f"{record} of {file}"
+
     def read(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """The data of some records, each file opened once; shape (positions,), dtype object (bytes)."""
         data = np.empty(len(positions), object)
@@ -70,8 +80,8 @@ def _records(path: Path) -> list[tuple[int, int]]:
             while position < end:
                 file.seek(position)
                 header = file.read(HEADER_BYTES)
-                if position == 0 and header.startswith(GZIP_START):
-                    raise DataError(f"{path} is compressed, so single records cannot be fetched: unpack it with gunzip")
+                if position == 0:
+                    _check_not_packed(header, path)
                 length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER_BYTES else end
                 following = position + HEADER_BYTES + length + FOOTER_BYTES
                 if following > end:
@@ -87,3 +97,15 @@ def _records(path: Path) -> list[tuple[int, int]]:
     if not found:
         raise DataError(f"{path} is empty: write at least one record, or remove the file")
     return found
+
+
+def _check_not_packed(start: bytes, path: Path) -> None:
+    """GZIP and ZLIB, as `tf.io.TFRecordWriter` writes them."""
+    if start.startswith(GZIP_START):
+        raise DataError(f"{path} is compressed, so single records cannot be fetched: unpack it with gunzip")
+    # A length of records begins with these two bytes now and then, but then its upper bytes are 0.
+    if start[:1] == b"\x78" and int.from_bytes(start[:2], "big") % 31 == 0 and any(start[4:8]):
+        raise DataError(
+            f"{path} is compressed (ZLIB), so single records cannot be fetched: write it without compression, "
+            "tf.io.TFRecordWriter(path)"
+        )

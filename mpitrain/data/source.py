@@ -7,8 +7,8 @@ validation samples, shuffles and shards, and gives a `DataSource`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -28,11 +28,45 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """What a model's first layers have to do with samples, which are handed over as the files hold them.
+
+    Attributes:
+        scale: the values go from 0 to this number, and are to be divided by it; 1 where they are to be left alone.
+        size: (height, width) to which images are brought; None where all have one size.
+    """
+
+    scale: float = 1.0
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """How a reader has understood the data: for the user, and for the model.
+
+    Attributes:
+        inputs: what the samples are, in a few words.
+        labels: what is to be predicted.
+        class_names: by class number; None for a regression, or where classes have numbers only.
+        preprocessing: what the model has to begin with.
+    """
+
+    inputs: str = ""
+    labels: str = ""
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+
+
+@dataclass(frozen=True)
 class Samples:
-    """Numbered samples: `read` turns a dataset of int64 positions into one of (x, y)."""
+    """Numbered samples: `read` turns a dataset of int64 positions into one of (x, y).
+
+    `damaged` tells of the first of some positions whose sample cannot be read; None if all can.
+    """
 
     count: int
     read: Callable[[tf.data.Dataset], tf.data.Dataset]
+    damaged: Callable[[Indices], str | None] = lambda positions: None
 
 
 class Epochs(Protocol):
@@ -46,13 +80,16 @@ class Epochs(Protocol):
 class DataSource:
     """This rank's share of the data, as datasets of single (x, y), not batched.
 
-    x is float32 (images scaled to [0, 1], with a channel axis), y is an int64 class number, or float32 for a
-    regression. Each iteration of `train` is the next epoch, in an order common to all ranks before they take
-    their shares. Counts are of all ranks together. `num_classes` is None for a regression. `epochs` tells `train`
-    which epoch is next. `rest(epoch, done)` is this rank's share of that epoch after the first `done` samples of its
-    order were taken, by whatever number of ranks. Both are None where the order is not known.
-    `deal(rank, size)` deals the same samples out to other ranks. `order(epoch, done)` is what `rest` deals out, of all
-    ranks, as positions, and `some(positions)` this rank's share of any of these; None where samples have no positions.
+    x is float32, with the values that the files hold (bytes from 0 to 255; images with a channel axis), y is an int64
+    class number, or float32 for a regression. `meaning` says what a model has to begin with. Each iteration of `train`
+    is the next epoch, in an order common to all ranks before they take their shares. Counts are of all ranks together.
+    `num_classes` is None for a regression. `epochs` tells `train` which epoch is next. `rest(epoch, done)` is this
+    rank's share of that epoch after the first `done` samples of its order were taken, by whatever number of ranks. Both
+    are None where the order is not known. `deal(rank, size)` deals the same samples out to other ranks.
+    `order(epoch, done)` is what `rest` deals out, of all ranks, as positions, and `some(positions)` this rank's share
+    of any of these; None where samples have no positions.
+    `damaged(epoch, done)` looks for a sample of this rank that cannot be read, first in what `rest` deals out, and says
+    which.
     """
 
     train: tf.data.Dataset
@@ -68,6 +105,14 @@ class DataSource:
     deal: Callable[[int, int], DataSource] | None = None
     order: Callable[[int, int], Indices] | None = None
     some: Callable[[Indices], tf.data.Dataset] | None = None
+    meaning: Meaning = field(default_factory=Meaning)
+    damaged: Callable[[int, int], str | None] = lambda epoch, done: None
+
+    def as_info(self) -> dict[str, Any]:
+        """Local: for whoever uses the model: what it takes, and what its outputs mean; as JSON can hold it."""
+        count, names = self.num_classes, self.meaning.class_names
+        classes = None if count is None else list(names or map(str, range(count)))
+        return {"inputs": self.meaning.inputs, "labels": self.meaning.labels, "class_names": classes}
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -88,14 +133,14 @@ def assemble(
     description: str,
     validation: Samples | None = None,
     test: Samples | None = None,
+    meaning: Meaning | None = None,
 ) -> DataSource:
     """Local: hold out the validation samples, unless the data bring their own, shuffle, and shard."""
+    parts = {"validation": validation, "test": test, "meaning": meaning}
 
     def deal(rank: int, size: int) -> DataSource:
         dealt = replace(share, rank=rank, size=size)
-        return assemble(
-            train, dealt, num_classes=num_classes, description=description, validation=validation, test=test
-        )
+        return assemble(train, dealt, num_classes=num_classes, description=description, **parts)  # type: ignore[arg-type]
 
     fraction = 0.0 if validation else share.validation_split
     kept, held = hold_out(train.count, fraction, share.seed)
@@ -106,6 +151,13 @@ def assemble(
 
     def rest(epoch: int, done: int) -> tf.data.Dataset:
         return _part(train, replace(order, epoch=epoch, done=done))
+
+    def damaged(epoch: int, done: int) -> str | None:
+        places = [(train, order.of_epoch(epoch, done)), (train, order.of_epoch(epoch))]
+        places.append((held_samples, _order(held, share).of_epoch(0)))
+        if test is not None:
+            places.append((test, _order(np.arange(test.count), share).of_epoch(0)))
+        return next(filter(None, (samples.damaged(positions) for samples, positions in places)), None)
 
     return DataSource(
         train=_part(train, order),
@@ -121,6 +173,8 @@ def assemble(
         deal=deal,
         order=replace(order, rank=0, size=1).of_epoch,
         some=lambda positions: _part(train, _order(positions, share)),
+        meaning=meaning or Meaning(),
+        damaged=damaged,
     )
 
 

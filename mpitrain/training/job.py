@@ -44,7 +44,8 @@ def prepare(config: TrainConfig, world: World) -> Job:
         {
             f"the number of samples in {config.data}": counts,
             f"the shape of a sample in {config.data}": source.input_shape,
-            f"the number of classes in {config.data}": source.num_classes,
+            f"the classes in {config.data}": source.meaning.class_names or source.num_classes,
+            f"the values in {config.data}": source.meaning.preprocessing,
         },
     )
     model = together(*place, lambda: _build(config, source))
@@ -100,6 +101,7 @@ def _build(config: TrainConfig, source: DataSource) -> Any:
         num_classes=source.num_classes,
         seed=config.seed,
         outputs=outputs,
+        preprocessing=source.meaning.preprocessing,
     )
     check_fits(model, source)
     return model

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from mpitrain.data.function import call, resolve
+from mpitrain.data.pictures import ANTIALIAS
+from mpitrain.data.source import Preprocessing
 from mpitrain.errors import ModelError
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -20,7 +23,13 @@ Shape = tuple[int | None, ...]
 
 
 def build(
-    spec: str, *, input_shape: Sequence[int | None], num_classes: int | None, seed: int, outputs: int = 1
+    spec: str,
+    *,
+    input_shape: Sequence[int | None],
+    num_classes: int | None,
+    seed: int,
+    outputs: int = 1,
+    preprocessing: Preprocessing | None = None,
 ) -> keras.Model:
     """Local: the model that `spec` names, with the same weights for the same seed; not compiled.
 
@@ -35,6 +44,7 @@ def build(
         num_classes: None for a regression.
         seed: of the initial weights.
         outputs: numbers a sample that a regression predicts.
+        preprocessing: what new models begin with; the user's own take samples as they are.
 
     Raises:
         ModelError: one sentence that says why there is no such model for such samples.
@@ -50,7 +60,45 @@ def build(
     units = outputs if num_classes is None else num_classes
     builders: dict[str, Callable[..., keras.Model]] = {"cnn": _cnn, "mlp": _mlp}
     builder = builders.get(spec) or (lambda *arguments: _application(spec, *arguments))
-    return builder(shape, units, num_classes is not None)
+    return builder(Beginning(shape, preprocessing or Preprocessing()), units, num_classes is not None)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a new model begins with.
+
+    Attributes:
+        shape: of the samples that are trained on.
+        preprocessing: of samples as the files hold them.
+    """
+
+    shape: Shape
+    preprocessing: Preprocessing
+
+    def layers(self) -> tuple[Any, Any]:
+        """Local: the model's input, as the files hold samples, and what comes out of its first layers."""
+        scale, size = self.preprocessing.scale, self.preprocessing.size
+        inputs = hidden = keras.Input(self.shape if size is None else (None, None, self.shape[-1]))
+        # In float32 whatever the precision: half of it holds no 65535.
+        if size is not None:
+            hidden = _resized(hidden, size, **({"antialias": True} if ANTIALIAS else {}))
+        if scale != 1:
+            hidden = keras.layers.Rescaling(1 / scale, dtype="float32")(hidden)
+        return inputs, hidden
+
+
+def _resized(images: Any, size: tuple[int, int], **options: Any) -> Any:
+    """Images of another size, in float32 whatever the precision.
+
+    The layer is told that this is no training, for else it takes it for one, and so do those behind it, where a model
+    is called without saying.
+    """
+    return keras.layers.Resizing(*size, dtype="float32", **options)(images, training=False)
+
+
+def is_own(spec: str) -> bool:
+    """Local: whether a model is the user's, and not built here."""
+    return spec.endswith(".keras") or FUNCTION.fullmatch(spec) is not None
 
 
 def _saved(spec: str) -> keras.Model:
@@ -88,22 +136,21 @@ def _end(hidden: Any, units: int, classify: bool) -> Any:
     return keras.layers.Activation("softmax" if classify else "linear", dtype="float32", name="output")(hidden)
 
 
-def _mlp(shape: Shape, units: int, classify: bool) -> keras.Model:
-    inputs = keras.Input(shape)
-    hidden = keras.layers.Flatten()(inputs) if len(shape) > 1 else inputs
-    if len(shape) == 1:
-        # The columns of a table have scales of their own; pixels lie in [0, 1].
-        hidden = keras.layers.BatchNormalization()(hidden)
+def _mlp(beginning: Beginning, units: int, classify: bool) -> keras.Model:
+    inputs, hidden = beginning.layers()
+    # The columns of a table have scales of their own; pixels lie in [0, 1].
+    first = keras.layers.Flatten() if len(beginning.shape) > 1 else keras.layers.BatchNormalization()
+    hidden = first(hidden)
     for _ in range(2):
         hidden = keras.layers.Dense(128, activation="relu")(hidden)
     return keras.Model(inputs, _end(hidden, units, classify), name="mlp")
 
 
-def _cnn(shape: Shape, units: int, classify: bool) -> keras.Model:
+def _cnn(beginning: Beginning, units: int, classify: bool) -> keras.Model:
     """Convolutions of 3x3, twice, then half the size with twice the filters, until about 4x4 are left."""
-    height, width = _image("cnn", shape)
+    height, width = _image("cnn", beginning.shape)
     layers = keras.layers
-    inputs = hidden = keras.Input(shape)
+    inputs, hidden = beginning.layers()
     filters, side = 16, min(height, width)
     while True:
         for width_of in (filters, 2 * filters):
@@ -127,11 +174,12 @@ def _image(spec: str, shape: Shape) -> tuple[int, int]:
     return int(height or 0), int(width or 0)
 
 
-def _application(spec: str, shape: Shape, units: int, classify: bool) -> keras.Model:
+def _application(spec: str, beginning: Beginning, units: int, classify: bool) -> keras.Model:
     """A model of `keras.applications`; images smaller than it can take are enlarged in its first layer."""
     maker = getattr(keras.applications, spec, None)
     if not inspect.isfunction(maker):
         raise ModelError(f"there is no model {spec!r}: name {KINDS}")
+    shape = beginning.shape
     height, width = _image(spec, shape)
     options: dict[str, Any] = {"weights": None, "classes": units, "classifier_activation": None}
     if "include_preprocessing" in inspect.signature(maker).parameters:
@@ -141,9 +189,9 @@ def _application(spec: str, shape: Shape, units: int, classify: bool) -> keras.M
         size = (max(height, least), max(width, least))
         if spec.startswith("NASNet") or spec == "MobileNet":
             options["input_shape"] = (*size, shape[2])
-        inputs = hidden = keras.Input(shape)
+        inputs, hidden = beginning.layers()
         if size != (height, width):
-            hidden = keras.layers.Resizing(*size)(hidden)
+            hidden = _resized(hidden, size)
         if spec.startswith("EfficientNetB"):
             hidden = keras.layers.Rescaling(255.0)(hidden)  # it divides by 255 itself
         model = maker(input_tensor=hidden, **options)

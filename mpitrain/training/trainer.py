@@ -26,6 +26,7 @@ from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.checkpoint.callback import Checkpoint
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
+from mpitrain.training.damaged import naming_damaged
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.objective import check_fits, objective
 from mpitrain.training.output import MODEL_NAME, prepare_directory, save_model, save_summary
@@ -204,7 +205,8 @@ class Trainer:
         began = time.perf_counter()
         try:
             survival.begin(begin)
-            history = survival.stage(TRAINING, lambda: self._fit(survival, every, parallel, checkpoint))
+            with naming_damaged(source, lambda: every.position(self._batch_size * world.size, source.train_count)):
+                history = survival.stage(TRAINING, lambda: self._fit(survival, every, parallel, checkpoint))
         finally:
             report.close()
             if checkpoint is not None:
@@ -294,6 +296,7 @@ class Trainer:
         path = directory / MODEL_NAME
         summary = dataclasses.replace(summary, losses=tuple(survival.losses))
         numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
+        numbers |= survival.source.as_info()
 
         def save() -> None:
             if survival.losses:  # rank 0 may be another one, on another host

@@ -1,4 +1,4 @@
-"""`.npz` and `.csv` files and the bundled digits: what is read, and what is refused in one sentence."""
+"""`.npz` files and the bundled digits: what is read, and what is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mpitrain.data import digits
 from mpitrain.data.load import load
-from mpitrain.data.source import DataSource
+from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import DataError
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -81,13 +81,14 @@ def test_samples_keep_their_labels(tmp_path: Path) -> None:
     assert (source.num_classes, source.test, source.validation) == (4, None, None)
 
 
-def test_bytes_become_images_between_0_and_1(tmp_path: Path) -> None:
+def test_bytes_stay_what_they_are_and_become_images(tmp_path: Path) -> None:
     images = np.full((4, 5, 6), 255, np.uint8)
     source = read(saved(tmp_path, x_train=images, y_train=[0, 1, 0, 1], x_test=images, y_test=[1, 1, 1, 1]))
     x, _ = elements(source.train)[0]
     assert x.shape == (5, 6, 1)
     assert x.dtype == np.float32
-    assert x.max() == 1.0
+    assert x.max() == 255.0
+    assert source.meaning.preprocessing == Preprocessing(255.0)
     assert source.test is not None
     assert source.test_count == len(elements(source.test)) == 4
 
@@ -103,7 +104,9 @@ def test_other_names_do_where_the_label_is_plain(tmp_path: Path) -> None:
         (np.eye(4)[Y], 4, ()),
         (Y[:, None], 4, ()),
         (Y.astype(float), 4, ()),
-        (np.zeros(20, int), 1, ()),
+        (np.array(["cat", "dog"])[Y % 2], 2, ()),
+        (np.array(["\u00e9t\u00e9".encode(), b"dog"])[Y % 2], 2, ()),
+        (np.eye(5)[Y], 5, ()),
         (Y / 3, None, ()),
         (np.stack([Y / 3, Y / 5], 1), None, (2,)),
     ],
@@ -133,7 +136,19 @@ def test_the_user_says_what_the_labels_are(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:-1]}, {}, "20 samples, but y has 19 labels"),
         ({"x": X, "y": 3}, {}, "y has 0 labels"),
         ({"x": np.array(["a"] * 20), "y": Y}, {}, "not numbers"),
-        ({"x": X, "y": np.array(["cat"] * 20)}, {}, "not numbers"),
+        ({"x": X, "y": np.array(["cat"] * 20)}, {}, "all labels are 'cat'"),
+        ({"x": X, "y": np.arange(20).astype(str)}, {}, "20 different texts in 20 labels are no classes"),
+        ({"x": X, "y": np.array(["cat", "dog"])[Y % 2]}, {"task": "regression"}, "leave out --task regression"),
+        ({"x": X, "y": np.array(["cat", "dog"])[Y % 2]}, {"num_classes": 3}, "but --classes is 3"),
+        ({"x": X, "y": np.zeros(20, int)}, {}, "all labels are 0"),
+        ({"x": X, "y": Y * 5}, {}, "labels go up to 15, but there are only 20 samples, of 4 classes"),
+        ({"x": np.zeros((20, 3, 8, 8)), "y": Y}, {}, "images with the channels first"),
+        ({"x": X.astype(complex), "y": Y}, {}, "not numbers"),
+        ({"x": X * 1e38, "y": Y}, {}, "beyond float32"),
+        ({"x": X, "y": Y, "x_val": X}, {}, "x_val without the labels that belong to it"),
+        ({"x": X, "y": Y, "y_test": Y}, {}, "y_test without the samples that belong to it"),
+        ({"x": X, "y": Y, "x_train": X}, {}, "x and x_train, of which either may be meant"),
+        ({"x": X, "y": Y, "target": Y}, {}, "y and target, of which either may be meant"),
         ({"x": X, "y": np.zeros((20, 2, 2))}, {}, "shape"),
         ({"x": X[:0], "y": Y[:0]}, {}, "no samples"),
         ({"x": X[:2], "y": Y[:2]}, {"size": 3}, "2 training samples are too few for 3 ranks"),
@@ -148,6 +163,61 @@ def test_the_user_says_what_the_labels_are(tmp_path: Path) -> None:
 )
 def test_npz_refused(tmp_path: Path, arrays: dict[str, Any], options: dict[str, Any], message: str) -> None:
     assert message in refused(saved(tmp_path, **arrays), **options)
+
+
+@pytest.mark.parametrize(
+    ("names", "counts", "unused"),
+    [
+        (("X", "Y"), (20, 0, 0), ""),
+        (("images", "labels"), (20, 0, 0), ""),
+        (("features", "target", "feature_names"), (20, 0, 0), "; not used: feature_names"),
+        (("X_train", "y_train", "X_test", "y_test"), (20, 0, 10), ""),
+        (("train_images", "train_labels", "test_images", "test_labels"), (20, 0, 10), ""),
+        (("x_train", "y_train", "x_val", "y_val", "x_test", "y_test"), (20, 10, 5), ""),
+        (("x", "y", "x_valid", "y_valid"), (20, 10, 0), ""),
+    ],
+)
+def test_every_array_acts_or_is_named(tmp_path: Path, names: Any, counts: Any, unused: str) -> None:
+    arrays = {}
+    for place, name in enumerate(names):
+        arrays[name] = (X, Y)[place % 2][: 20 >> place // 2]
+    source = read(saved(tmp_path, **arrays), validation_split=0.0)
+    assert (source.train_count, source.validation_count, source.test_count) == counts
+    assert source.meaning.inputs == f"{names[0]}, 3 float32, from 0 to 59{unused}"
+    if source.validation is not None:
+        assert [x[0] for x, _ in elements(source.validation)] == X[:10, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("x", "scale"),
+    [
+        (np.arange(256, dtype=np.uint8).reshape(16, 4, 4), 255),
+        (np.arange(256, dtype=np.uint8).reshape(64, 4), 255),
+        (np.arange(160, dtype=np.uint8).reshape(10, 16) % 2, 1),
+        (np.arange(1024, dtype=np.uint16).reshape(16, 8, 8), 1023),
+        (np.arange(65536, dtype=">u2").reshape(64, 32, 32), 65535),
+        (np.arange(256).reshape(16, 4, 4), 255),
+        (np.arange(256).reshape(64, 4), 1),
+        (np.arange(256).reshape(16, 4, 4) - 1, 1),
+        (np.arange(256.0).reshape(16, 4, 4), 1),
+    ],
+)
+def test_grey_values_are_scaled_in_the_model_and_not_before(tmp_path: Path, x: Any, scale: float) -> None:
+    source = read(saved(tmp_path, x=x, y=np.arange(len(x)) % 2))
+    assert source.meaning.preprocessing.scale == scale
+    assert f"from {x.min():g} to {x.max():g}" in source.meaning.inputs
+    found = sorted((x.ravel()[0], x.ravel()[-1]) for x, _ in elements(source.train))
+    assert found == sorted((float(a.ravel()[0]), float(a.ravel()[-1])) for a in x)
+
+
+def test_texts_are_numbered_alike_in_all_parts(tmp_path: Path) -> None:
+    texts = np.array(["dog", "cat", "eel"])
+    arrays = {"x": X, "y": texts[Y % 3], "x_test": X[:2], "y_test": texts[[0, 0]]}
+    source = read(saved(tmp_path, **arrays))
+    assert source.as_info()["class_names"] == ["cat", "dog", "eel"]
+    assert [y for _, y in elements(source.test)] == [1, 1]
+    arrays["y_test"] = np.array(["dog", "cow"])
+    assert "sample 1 is 'cow', a class that the training samples lack" in refused(saved(tmp_path, **arrays))
 
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:200], lambda data: b"x" * 50])
@@ -170,6 +240,11 @@ def test_npy_under_another_name_refused(tmp_path: Path) -> None:
     assert "single array" in refused((tmp_path / "a.npy").rename(tmp_path / "a.npz"))
 
 
+@pytest.mark.parametrize("spec", ["https://example.org/a.csv", "s3://bucket/train", "GS://a/b"])
+def test_addresses_refused(spec: str) -> None:
+    assert "are not on this host: download them" in refused(spec)
+
+
 @pytest.mark.parametrize("spec", ["nowhere.npz", "nowhere/*.tfrecord", "nothing"])
 def test_missing_data_refused(tmp_path: Path, spec: str) -> None:
     assert "do not exist" in refused(tmp_path / spec)
@@ -178,53 +253,6 @@ def test_missing_data_refused(tmp_path: Path, spec: str) -> None:
 def test_unknown_kind_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("words")
     assert "no kind that can be read" in refused(tmp_path / "notes.txt")
-
-
-def table(path: Path, text: str) -> Path:
-    file = path / "data.csv"
-    file.write_text(text)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("text", "classes", "x", "y"),
-    [
-        ("a,b,kind\n1,2,0\n3,4,1\n", 2, {(1, 2), (3, 4)}, {0, 1}),
-        ("a,label,b\n1,0,2\n3,1,4\n", 2, {(1, 2), (3, 4)}, {0, 1}),
-        ("Target;a\n0.5;2\n1.5;4\n", None, {(2,), (4,)}, {0.5, 1.5}),
-        ("\ufeffa,y\r\n1,1\r\n\r\n2,0\r\n", 2, {(1,), (2,)}, {0, 1}),
-    ],
-)
-def test_csv(tmp_path: Path, text: str, classes: int | None, x: set[Any], y: set[float]) -> None:
-    source = read(table(tmp_path, text))
-    found = elements(source.train)
-    assert source.num_classes == classes
-    assert {tuple(values) for values, _ in found} == x
-    assert {float(label) for _, label in found} == y
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty"),
-        ("1,2,0\n3,4,1\n", "has no header"),
-        ("a,b,y\n", "no rows"),
-        ("y\n1\n", "one column"),
-        ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header 3"),
-        ("a,b,y\n1,two,0\n", "line 2, column b: 'two' is not a number"),
-        ("a,b,y\n1,,0\n", "line 2, column b: '' is not a number"),
-        ("a,b,y\n1,nan,0\n", "sample 0 has values that are not finite"),
-        ("a,b,label\n1,2,0.5\n", "sample 0 is 0.5"),
-        ("a,b,y\n1,2,-1\n", "sample 0 is -1"),
-    ],
-)
-def test_csv_refused(tmp_path: Path, text: str, message: str) -> None:
-    assert message in refused(table(tmp_path, text))
-
-
-def test_csv_of_bytes_refused(tmp_path: Path) -> None:
-    (tmp_path / "data.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
-    assert "cannot be read as csv" in refused(tmp_path / "data.csv")
 
 
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,4 +276,5 @@ def test_digits_hold_out_the_same_fifth_for_every_seed() -> None:
     assert np.bincount([y for _, y in tests[0]]).min() >= 34
     x, _ = elements(one.train)[0]
     assert x.dtype == np.float32
-    assert 0 <= x.min() < x.max() <= 1
+    assert (x.min(), x.max()) == (0, 16)
+    assert one.meaning.preprocessing.scale == 16

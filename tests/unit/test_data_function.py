@@ -104,7 +104,8 @@ def test_elements_are_brought_to_our_types(module: str) -> None:
     source = read(f"{module}:images")
     assert (source.input_shape, source.num_classes, source.train_count) == ((5, 6, 1), 3, 4)
     x, y = next(source.train.as_numpy_iterator())
-    assert (x.dtype, x.max(), y.dtype) == (tf.float32, 1.0, tf.int64)
+    assert (x.dtype, x.max(), y.dtype) == (tf.float32, 255.0, tf.int64)
+    assert source.meaning.preprocessing.scale == 255
 
 
 def test_datasets_of_unknown_length_are_counted(module: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.data.load import load
-from mpitrain.data.source import DataSource
+from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import DataError
 
 RAW = '{"x": {"name": "pixels", "kind": "bytes", "shape": [2, 3]}}'
@@ -81,11 +82,12 @@ def test_records_are_shuffled_over_the_files(files: Path) -> None:
 def test_encoded_images_are_decoded(tmp_path: Path) -> None:
     png = tf.io.encode_png(np.full((4, 5, 1), 255, np.uint8)).numpy()
     file = write(tmp_path / "a.tfrecord", [example(image__encoded=png, image__class__label=1, image__height=4)] * 3)
-    source = read(file)
+    source = read(file, num_classes=2)
     assert source.input_shape == (4, 5, 1)
     x, y = next(source.train.as_numpy_iterator())
-    assert (x.min(), int(y)) == (1.0, 1)
-    assert read(file, image_size=(8, 8)).input_shape == (8, 8, 1)
+    assert (x.min(), int(y)) == (255.0, 1)
+    assert source.meaning.preprocessing == Preprocessing(255.0)
+    assert read(file, num_classes=2, image_size=(8, 8)).meaning.preprocessing.size == (8, 8)
 
 
 def test_raw_bytes_with_a_feature_spec(tmp_path: Path) -> None:
@@ -93,16 +95,50 @@ def test_raw_bytes_with_a_feature_spec(tmp_path: Path) -> None:
     source = read(file, feature_spec=RAW)
     assert (source.input_shape, source.num_classes) == ((2, 3, 1), None)
     x, y = next(source.train.as_numpy_iterator())
-    assert np.allclose(x.ravel(), np.arange(6) / 5)
+    assert np.allclose(x.ravel(), np.arange(6) * 51)
     assert y == 0.5
 
 
 def test_lists_are_given_a_shape(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tfrecord", [example(values=np.arange(6), digit=1)] * 2)
+    file = write(
+        tmp_path / "a.tfrecord", [example(values=np.arange(6), digit=1), example(values=np.arange(6), digit=0)]
+    )
     spec = '{"x": {"shape": [1, 2, 3]}, "y": {"name": "digit"}}'
     source = read(file, feature_spec=spec)
     assert source.input_shape == (1, 2, 3)
     assert next(source.train.as_numpy_iterator())[0].tolist() == [[[0, 1, 2], [3, 4, 5]]]
+
+
+def test_shards_without_a_suffix(tmp_path: Path) -> None:
+    samples = [example(x=[float(i), 1.0], label=i % 3) for i in range(14)]
+    for shard in range(4):
+        write(tmp_path / f"train-{shard:05}-of-00004", samples[shard::4])
+    for spec in (tmp_path, tmp_path / "train-*"):
+        source = read(spec)
+        assert sorted(int(x[0]) for x, _ in source.train.as_numpy_iterator()) == list(range(14))
+    (tmp_path / "inner").mkdir()
+    for file in tmp_path.glob("train-*"):
+        file.rename(tmp_path / "inner" / file.name)
+    assert f"such as {tmp_path / 'inner'}" in refused(tmp_path)
+
+
+def test_records_of_pictures_are_like_folders_of_them(tmp_path: Path) -> None:
+    """Colour if one is, the size of the first, and the one that is damaged is named."""
+    grey = tf.io.encode_png(np.full((4, 5, 1), 100, np.uint8)).numpy()
+    colour = tf.io.encode_jpeg(np.full((8, 9, 3), 200, np.uint8)).numpy()
+    records = [example(image=grey, label=0), example(image=colour, label=1)]
+    source = read(write(tmp_path / "a.tfrecord", records))
+    assert source.input_shape == (4, 5, 3)
+    assert source.meaning.preprocessing == Preprocessing(255.0, (4, 5))
+    damaged = colour[:-40] + bytes(38) + colour[-2:]
+    records.append(example(image=grey[:50] + bytes(len(grey) - 50), label=1))
+    assert "a.tfrecord: record 2, feature 'image', cannot be decoded" in refused(
+        write(tmp_path / "a.tfrecord", records)
+    )
+    records[2] = example(image=damaged[:100], label=1)
+    assert "record 2, feature 'image', is cut off" in refused(write(tmp_path / "a.tfrecord", records))
+    records[2] = example(image=b"RIFF$\0\0\0WEBPVP8 ", label=1)
+    assert "record 2, feature 'image', is no image" in refused(write(tmp_path / "a.tfrecord", records))
 
 
 @pytest.mark.parametrize(
@@ -131,11 +167,14 @@ def test_feature_specs_refused(files: Path, spec: str, message: str) -> None:
         ([example(a=[1.0], b=[1.0], y=0)], "none may be the sample"),
         ([example(x=[1.0], y=b"cat")], "stored as bytes"),
         ([example(x=b"abc", y=0)], "if they are raw pixels"),
-        ([example(x=b"\x89PNG", y=0)], "cannot be decoded"),
-        ([example(x=[1.0], y=-1)], "sample 0 is -1"),
-        ([example(x=[1.0], y=0), example(x=[1.0, 2.0], y=0)], "record 1 lacks"),
-        ([example(x=[1.0], y=0), example(x=[1.0])], "record 1 lacks"),
-        ([example(x=[1.0], y=0)], "too few for 2 ranks"),
+        ([example(x=b"\x89PNG\r\n\x1a\n", y=0)], "is cut off, or no image"),
+        ([example(x=[1.0], y=-1)], "the label of record 0 of"),
+        ([example(x=[1.0], y=0), example(x=[1.0, 2.0], y=0)], "record 1 has 2 values in feature 'x', where the first"),
+        ([example(x=[1.0], y=0), example(x=[1.0])], "record 1 lacks feature 'y'"),
+        ([example(x=[1.0], y=0), example(x=[1.0], y=0.5)], "record 1 has float in feature 'y', where the first record"),
+        ([example(x=[1.0], y=0), example(x=[1.0], y=1), b"words"], "record 2 is no tf.train.Example"),
+        ([example(x=[1.0], y=0), example(x=[np.nan], y=1)], "record 1 has values that are not finite in feature 'x'"),
+        ([example(x=[1.0], y=0.5)], "too few for 2 ranks"),
         ([], "is empty"),
     ],
 )
@@ -155,6 +194,8 @@ def flip(data: bytes) -> bytes:
         (lambda data: b"words, not records", "cut off in record 0"),
         (flip, "record 8 is damaged"),
         (gzip.compress, "gunzip"),
+        (zlib.compress, "compressed (ZLIB)"),
+        (lambda data: zlib.compress(data, 9), "compressed (ZLIB)"),
     ],
 )
 def test_damaged_files_refused(files: Path, damage: Callable[[bytes], bytes], message: str) -> None:

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 from mpitrain.data.load import load
-from mpitrain.data.source import DataSource
+from mpitrain.data.pictures import Form, decode
+from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import ModelError
 from mpitrain.training.models import build
 from mpitrain.training.objective import check_fits, objective
@@ -233,12 +235,41 @@ def test_activations_that_layers_do_not_tell_are_seen_in_the_output() -> None:
     assert objective(Own(None), source()).kind == "logits"
 
 
-def test_the_default_model_learns_the_digits() -> None:
+@pytest.mark.parametrize(
+    ("spec", "precision"), [("cnn", "float32"), ("mlp", "mixed_float16"), ("MobileNetV2", "float32")]
+)
+def test_saved_models_take_pictures_as_they_are(tmp_path: Path, spec: str, precision: str) -> None:
+    """Of any size, with 16 bits: the loaded model gives what the training saw of the brought and scaled picture."""
+    picture = np.random.default_rng(0).integers(0, 65536, (50, 40, 3), dtype=np.uint16)
+    data = tf.io.encode_png(picture)
+    common = Form((32, 34, 3), 16, True)
+    keras.mixed_precision.set_global_policy(precision)
+    try:
+        trained = made(spec, common.shape, preprocessing=Preprocessing(65535.0, (32, 34)))
+        bare = made(spec, common.shape)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    bare.set_weights(trained.get_weights())
+    decoded = decode(data, common)[tf.newaxis]
+    trained.save(tmp_path / "a.keras")
+    found = keras.models.load_model(tmp_path / "a.keras")(picture[np.newaxis].astype(np.float32))
+    np.testing.assert_array_equal(found, trained(decoded))
+    np.testing.assert_allclose(found, bare(decoded / 65535), rtol=1e-2 if precision == "mixed_float16" else 1e-5)
+
+
+def test_the_default_model_learns_the_digits_as_scikit_learn_has_them(tmp_path: Path) -> None:
     digits = load("digits", validation_split=0.1, seed=0, rank=0, size=1)
-    model = build("cnn", input_shape=digits.input_shape, num_classes=digits.num_classes, seed=0)
+    preprocessing = digits.meaning.preprocessing
+    model = build(
+        "cnn", input_shape=digits.input_shape, num_classes=digits.num_classes, seed=0, preprocessing=preprocessing
+    )
     check_fits(model, digits)
     found = objective(model, digits)
     model.compile(keras.optimizers.Adam(3e-3), found.loss, metrics=found.metrics)
     model.fit(digits.train.batch(128), epochs=6, shuffle=False, verbose=0)
     assert digits.test is not None
     assert model.evaluate(digits.test.batch(360), verbose=0)[1] > 0.93
+    model.save(tmp_path / "a.keras")
+    values, classes = load_digits(return_X_y=True)
+    found = keras.models.load_model(tmp_path / "a.keras").predict(values.reshape(-1, 8, 8, 1), verbose=0).argmax(-1)
+    assert (found == classes).mean() > 0.93
