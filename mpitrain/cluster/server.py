@@ -14,7 +14,7 @@ from mpitrain.cluster.network import THIS_HOST, Network
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
-from mpitrain.faults import wire
+from mpitrain.faults import interfaces
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 
@@ -67,8 +67,8 @@ class Access:
             UsageError: it has none in the networks.
         """
         if self.networks is None or self.networks == THIS_HOST:
-            return wire.addresses(one_host, os.environ)[0]
-        return network.choose(wire.addresses(False, os.environ), self.networks[len(THIS_HOST) :])
+            return interfaces.LOOPBACK if one_host else interfaces.addresses(os.environ)[0]
+        return network.choose(interfaces.addresses(os.environ), self.networks[len(THIS_HOST) :])
 
     def __str__(self) -> str:
         if self.networks is None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from mpitrain.comm.communicator import Communicator
-from mpitrain.faults import wire
+from mpitrain.faults import handshake, interfaces
 from mpitrain.faults.exit_status import end_now
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.processes import Process
@@ -21,6 +21,7 @@ from mpitrain.runtime.topology import Topology
 
 STARVED_SECONDS = 2.0
 TOLD_SECONDS = 0.5  # in which the rank that speaks has done so
+BACKLOG = 128  # connections of others that wait to be taken
 
 
 def start(
@@ -37,11 +38,11 @@ def start(
     if communicator.size == 1:
         return None
     one_host = topology.node_count == 1
+    offers = communicator.all_gather_obj([interfaces.LOOPBACK] if one_host else interfaces.offered(environ))
     try:
-        listener = wire.listen(one_host, communicator.size)
-        addresses = tuple(wire.addresses(one_host, environ))
-        own = (addresses, listener.getsockname()[1], Process.current(), wire.new_token())
-        everyone = communicator.all_gather_obj(own)
+        listeners = interfaces.listen(interfaces.used(offers[topology.rank], offers), BACKLOG + communicator.size)
+        places = tuple(listener.getsockname() for listener in listeners)
+        everyone = communicator.all_gather_obj((places, Process.current(), handshake.new_token()))
     except OSError:
         everyone = communicator.all_gather_obj(None)
     if None in everyone:
@@ -50,11 +51,11 @@ def start(
             write(f"mpitrain: warning: rank {ranks} cannot listen on a TCP port, so stalls are not watched\n")
         return None
     seats = tuple(
-        Seat(rank, topology.hosts[rank], topology.nodes[rank], process, places, port)
-        for rank, (places, port, process, _) in enumerate(everyone)
+        Seat(rank, topology.hosts[rank], topology.nodes[rank], process, places)
+        for rank, (places, process, _) in enumerate(everyone)
     )
-    roster = Roster(topology.rank, seats, everyone[0][3])
-    watchdog = Watchdog(communicator.activity, roster, listener, options, communicator.abort, write)
+    roster = Roster(topology.rank, seats, everyone[0][2])
+    watchdog = Watchdog(communicator.activity, roster, listeners, options, communicator.abort, write)
     watchdog.start()
     return watchdog
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpitrain.faults import processes, report, stalls
 from mpitrain.faults.activity import Activity
+from mpitrain.faults.handshake import sealed
 from mpitrain.faults.losses import Losses
 from mpitrain.faults.members import Member, exits
 from mpitrain.faults.neighbours import Neighbours
@@ -16,7 +17,7 @@ from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.same_data import SameData
 from mpitrain.faults.stalls import RankState
-from mpitrain.faults.wire import Link, Message, is_proof, proof
+from mpitrain.faults.wire import Link, Message
 
 GROUP_SECONDS = 0.4  # in which the same failure of other ranks arrives
 REDIAL_SECONDS = 3.0  # in which a rank whose connection broke, but which lives, is back
@@ -76,7 +77,7 @@ class Hub:
     # What ranks say.
 
     def welcome(self, link: Link, hello: Message, now: float) -> int:
-        """Local: let a rank in.
+        """Local: let a rank in, which knows the job's token.
 
         Returns:
             Its number.
@@ -85,11 +86,9 @@ class Hub:
             ConnectionError: it is none of this job.
         """
         rank, own = hello.get("rank"), self._roster.own
-        known = isinstance(rank, int) and 0 <= rank < len(self._roster.seats) and hello.get("to") == own
-        if not known or not is_proof(hello.get("proof"), self._roster.token, int(rank or 0), own):
-            raise ConnectionError("not of this job")
-        rank = int(rank or 0)
-        link.send({"is": "welcome", "proof": proof(self._roster.token, own, rank)})
+        if not isinstance(rank, int) or not 0 <= rank < len(self._roster.seats) or hello.get("to") != own:
+            raise ConnectionError("for another rank")
+        link.send_line(sealed({"is": "welcome", "rank": own}, self._roster.token, str(hello.get("nonce")).encode()))
         self.members[rank] = Member(link, now)
         self._broken.pop(rank, None)
         self._gone.pop(rank, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mpitrain.faults import wire
+from mpitrain.faults.handshake import first_that_answers
 from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit
 from mpitrain.faults.wire import Link
@@ -20,21 +20,14 @@ class Seat:
         host: name of its host.
         node: number of its host.
         process: its process there.
-        addresses: where it may be reached.
-        port: that it listens on.
+        places: addresses and ports where it listens.
     """
 
     rank: int
     host: str
     node: int
     process: Process
-    addresses: tuple[str, ...]
-    port: int
-
-    def places(self, from_node: int) -> list[tuple[str, int]]:
-        """Where a rank on node `from_node` finds it."""
-        addresses = ("127.0.0.1",) if from_node == self.node else self.addresses
-        return [(address, self.port) for address in addresses]
+    places: tuple[tuple[str, int], ...]
 
     def as_culprit(self) -> Culprit:
         """For the record of a fault."""
@@ -85,9 +78,8 @@ class Roster:
             timeout_seconds: for each address.
         """
         for rank in ranks:
-            places = self.seats[rank].places(self.seat.node)
             hello = {"left": {str(other): why for other, why in left.items() if other < rank}}
-            found = wire.first_that_answers(places, self.own, rank, hello, self.token, timeout_seconds)
+            found = first_that_answers(self.seats[rank].places, self.own, rank, hello, self.token, timeout_seconds)
             if isinstance(found, Link):
                 return rank, found, left
             left[rank] = found

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.faults import processes, stacks, wire
+from mpitrain.faults.acceptor import Acceptor
 from mpitrain.faults.activity import LOOKED_AT_BATCHES, Activity, describe
 from mpitrain.faults.exit_status import end_now
 from mpitrain.faults.hub import Hub
@@ -47,7 +48,7 @@ class Watchdog:
     Args:
         activity: what this rank is doing.
         roster: all ranks.
-        listener: where this rank listens.
+        listeners: where this rank listens.
         options: what is watched.
         abort: ends all ranks with an exit code; may block.
         write: prints a text.
@@ -57,7 +58,7 @@ class Watchdog:
         self,
         activity: Activity,
         roster: Roster,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         options: FaultOptions,
         abort: Callable[[int], None],
         write: Callable[[str], None],
@@ -72,9 +73,7 @@ class Watchdog:
         self.waker = SignalSocket()
         self.waker.reading.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._listener = listener
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._acceptor = Acceptor(listeners, roster.token, len(roster.seats), self._selector, self._admit)
         self._selector.register(self.waker.reading, selectors.EVENT_READ, self._take_posts)
         for rank, descriptor in self._neighbours.descriptors.items():
             self._selector.register(descriptor, selectors.EVENT_READ, functools.partial(self._look, rank))
@@ -173,6 +172,7 @@ class Watchdog:
         if self._now - self._beaten >= self._beat_seconds * 0.9:
             self._beaten = self._now
             self._beat()
+        self._acceptor.tick()
         self._hub.tick(self._now)
 
     def _look(self, rank: int) -> None:
@@ -233,26 +233,15 @@ class Watchdog:
 
     # Connections.
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        link = Link(connection)
-        since = self._now
-        self._selector.register(link.socket, selectors.EVENT_READ, lambda: self._first_words(link, since))
+    def _admit(self, link: Link, hello: Message) -> None:
+        """Local: a rank that calls this one its hub.
 
-    def _first_words(self, link: Link, since: float) -> None:
-        try:
-            messages = link.receive()
-            if not messages and self._now - since < DIAL_SECONDS:
-                return
-            rank = self._hub.welcome(link, messages[0] if messages else {}, self._now)
-        except (ConnectionError, ValueError, TypeError):
-            self._close(link)
-            return
-        self._selector.modify(link.socket, selectors.EVENT_READ, lambda: self._hear_member(rank, link))
-        self._hear_messages(rank, link, messages[1:])
+        Raises:
+            ConnectionError: it wants another.
+        """
+        rank = self._hub.welcome(link, hello, self._now)
+        self._selector.register(link.socket, selectors.EVENT_READ, lambda: self._hear_member(rank, link))
+        self._hear_member(rank, link)
 
     def _hear_member(self, rank: int, link: Link) -> None:
         try:

@@ -22,9 +22,9 @@ TUTORIAL = REPOSITORY / "docs/distributed_tensorflow.md"
 KEPT_OUT = """
 import socket
 
-from mpitrain.faults import wire
+from mpitrain.faults import interfaces
 
-[own, *_] = wire.addresses(False, {})
+[own, *_] = interfaces.addresses({})
 port = int(cluster.jobs["ps"][0].split(":")[1])
 socket.create_connection(("127.0.0.1", port), 60).close()
 try:

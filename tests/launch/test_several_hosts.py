@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -45,6 +46,27 @@ def test_places_and_variables(hosts: Hosts, mpirun: Mpirun, hostfile: Path) -> N
     assert finished.returncode == 0, finished.output
     expected = [f"rank {n} of 3: node {n}, local 0 on node{n}, SEEN=a b;$c, UNSEEN=None" for n in range(3)]
     assert sorted(finished.stdout.splitlines()) == expected, finished.output
+
+
+def test_ranks_listen_where_the_job_s_traffic_goes(
+    hosts: Hosts, mpirun: Mpirun, hostfile: Path, tmp_path: Path
+) -> None:
+    for name in hosts.names:  # as containers' bridges are: the same address on each host
+        bridge = "ip link add docker0 type bridge && ip address add 172.17.0.1/16 dev docker0 && ip link set docker0 up"
+        subprocess.run([*hosts.enter(name), "sh", "-c", bridge], check=True)
+    ask = "import sys; from mpitrain.faults import interfaces as i; own = i.addresses({}); print(own, "
+    offers = "[own, ['10.88.0.2', '172.17.0.1']]"
+    asked = on_first(hosts, mpirun, [sys.executable, "-c", f"{ask}i.used(own, {offers}), i.used(own, [own]))"])
+    both = ["10.88.0.1", "172.17.0.1"]
+    assert asked.stdout == f"{both} {both[:1]} {both}\n", asked.output
+    (tmp_path / "end").touch()
+    program = str(Path(__file__).with_name("strangers_program.py"))
+    finished = on_first(hosts, mpirun, run("--hostfile", str(hostfile), sys.executable, program, str(tmp_path / "end")))
+    assert finished.returncode == 0, finished.output
+    listening = re.findall(r"rank (\d) listens on ([\d.]+):", finished.stdout)
+    assert sorted(listening) == [(str(rank), f"10.88.0.{rank + 1}") for rank in range(3)], finished.output
+    for name in hosts.names:
+        subprocess.run([*hosts.enter(name), "ip", "link", "delete", "docker0"], check=True)
 
 
 def trained(finished: Finished) -> bool:

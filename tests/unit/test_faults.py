@@ -16,7 +16,7 @@ import pytest
 
 from mpitrain.comm import watch
 from mpitrain.errors import UsageError
-from mpitrain.faults import alike, processes, report, stacks, stalls, wire
+from mpitrain.faults import alike, handshake, processes, report, stacks, stalls, wire
 from mpitrain.faults.activity import Activity, checksum
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
@@ -258,7 +258,7 @@ def test_how_far_a_rank_has_come() -> None:
 
 
 def roster(nodes: list[int], own: int) -> Roster:
-    seats = tuple(Seat(rank, f"h{node}", node, Process(1, 1), ("10.0.0.1",), 5) for rank, node in enumerate(nodes))
+    seats = tuple(Seat(rank, f"h{node}", node, Process(1, 1), ()) for rank, node in enumerate(nodes))
     return Roster(own, seats, "t")
 
 
@@ -406,19 +406,26 @@ def send_and_receive(left: socket.socket, link: wire.Link, content: bytes) -> No
     link.receive()
 
 
-def test_only_ranks_of_the_job_are_believed() -> None:
-    word = wire.proof("secret", 1, 0)
-    assert wire.is_proof(word, "secret", 1, 0)
-    assert not wire.is_proof(word, "secret", 0, 1)
-    assert not wire.is_proof(word, "other", 1, 0)
-    assert not wire.is_proof(None, "secret", 1, 0)
-    assert "secret" not in word
+def test_only_what_is_sealed_with_the_token_for_this_connection_is_believed() -> None:
+    nonce = handshake.new_nonce()
+    line = handshake.sealed({"is": "hello", "rank": 1}, "secret", nonce)
+    assert handshake.opened(line[:-1], "secret", nonce) == {"is": "hello", "rank": 1}
+    assert b"secret" not in line
+    for token, other, text in (
+        ("other", nonce, line[:-1]),
+        ("secret", handshake.new_nonce(), line[:-1]),  # overheard, and said again
+        ("secret", nonce, line[:-1].replace(b"1}", b"2}")),
+        ("secret", nonce, line[65:-1]),
+        ("secret", nonce, b""),
+    ):
+        with pytest.raises(ConnectionError):
+            handshake.opened(text, token, other)
 
 
 def test_a_port_where_nobody_listens_or_answers() -> None:
     closed = socket.create_server(("127.0.0.1", 0))
     port = closed.getsockname()[1]
-    assert wire.first_that_answers([("127.0.0.1", port)], 1, 0, {}, "t", 0.3) == "silent"
+    assert handshake.first_that_answers([("127.0.0.1", port)], 1, 0, {}, "t", 0.3) == "silent"
     closed.close()
-    assert wire.first_that_answers([("127.0.0.1", port)], 1, 0, {}, "t", 0.3) == "closed"
-    assert wire.first_that_answers([], 1, 0, {}, "t", 0.3) == "unreachable"
+    assert handshake.first_that_answers([("127.0.0.1", port)], 1, 0, {}, "t", 0.3) == "closed"
+    assert handshake.first_that_answers([], 1, 0, {}, "t", 0.3) == "unreachable"

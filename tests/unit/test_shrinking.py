@@ -139,7 +139,7 @@ def test_a_lost_rank_whose_connection_stays_is_missed() -> None:
 
 def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
     process = Process(os.getpid(), 0)
-    seats = tuple(Seat(rank, f"host{rank}", rank, process, (), 0) for rank in range(3))
+    seats = tuple(Seat(rank, f"host{rank}", rank, process, ()) for rank in range(3))
     roster, options = Roster(0, seats, "token"), FaultOptions(on_failure="shrink", stall_warning=30, stall_abort=60)
     told: list[str] = []
     ended: list[int] = []

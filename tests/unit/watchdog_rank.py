@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mpitrain.faults import wire
+from mpitrain.faults import interfaces
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
@@ -29,7 +29,7 @@ def abort(code: int) -> None:
 
 def meet(rank: int, size: int, directory: Path, apart: bool) -> Watchdog:
     """What the ranks of a job tell each other over MPI, told through files; apart, each is on a host of its own."""
-    listener = wire.listen(True, size)
+    (listener,) = listeners = interfaces.listen([interfaces.LOOPBACK], size)
     own = Process.current()
     part = directory / f"{rank}.part"
     part.write_text(json.dumps([listener.getsockname()[1], own.pid, own.started]))
@@ -38,11 +38,11 @@ def meet(rank: int, size: int, directory: Path, apart: bool) -> Watchdog:
         time.sleep(0.01)
     found = [json.loads((directory / f"{other}.json").read_text()) for other in range(size)]
     seats = tuple(
-        Seat(other, "here", other * apart, Process(pid, started), ("127.0.0.1",), port)
+        Seat(other, "here", other * apart, Process(pid, started), ((interfaces.LOOPBACK, port),))
         for other, (port, pid, started) in enumerate(found)
     )
     options = FaultOptions.of(os.environ, stall_warning=2, stall_abort=5)
-    return Watchdog(Activity(), Roster(rank, seats, "secret"), listener, options, abort, write)
+    return Watchdog(Activity(), Roster(rank, seats, "secret"), listeners, options, abort, write)
 
 
 def main(rank: int, size: int, directory: Path, what: str) -> None:
