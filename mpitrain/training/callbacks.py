@@ -18,6 +18,7 @@ from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.hooks import hook_of
 from mpitrain.training.latest_step import LatestStep, first_of
 from mpitrain.training.logs import Logs, epoch_logs, global_metrics, leaves_of
+from mpitrain.training.metric_states import observe
 from mpitrain.training.optimizer import DistributedOptimizer, replicated_state
 from mpitrain.training.replicas import (
     average_statistics,
@@ -267,6 +268,7 @@ class _ModelHook:
 
     def _step(self, step: Callable[[Any], Any], data: Any) -> Any:
         self._depth += 1
+        observe(self._model.metrics)
         try:
             logs = step(data)
             self.latest.note_logs(logs, data)

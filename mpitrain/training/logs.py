@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -12,10 +12,9 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.training.metric_states import Numbers, Result, over_ranks
 from mpitrain.training.replicas import describe
 
-Numbers = dict[str, Any]
-Result = Callable[[], Mapping[str, Any]]
 Path = tuple[str | int, ...]  # of a value: its name in the logs, then its places in lists and dictionaries
 Leaves = dict[Path, Any]
 ABSENT, SCALAR, ELSE = 0.0, 1.0, 2.0
@@ -25,20 +24,13 @@ CLOSE = 1e-6  # a graph may compute a float32 number with other instructions tha
 def global_metrics(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
     """Collective: Keras metrics over the samples of all ranks.
 
-    The state of Keras metrics is made of sums and counts; those are added, and the result is
-    computed from the totals. This rank's own state is put back.
-
     Args:
         metrics: `keras.Metric` objects, the same on all ranks.
         result: computes the numbers from the metrics' state.
         world: the job.
     """
-    variables = [variable for metric in metrics for variable in metric.variables]
-    world.agreement.call(f"metrics of {describe(variables)}")
-    own = _values(variables)
-    total = _flat(own)
-    world.communicator.all_reduce(total)
-    return _result_of(variables, own, total, result)
+    world.agreement.call(f"metrics of {describe([variable for metric in metrics for variable in metric.variables])}")
+    return over_ranks(metrics, result, world)
 
 
 class Logs:
@@ -66,7 +58,8 @@ class Logs:
 
     def description(self, paths: Sequence[Path]) -> str:
         """Local: what ranks must have in common to reduce the values at these paths; `paths_in` reads it."""
-        return f"logs {json.dumps([*paths])} of {sorted(self._result())}, {describe(self._variables())}"
+        variables = [variable for metric in self._metrics() for variable in metric.variables]
+        return f"logs {json.dumps([*paths])} of {sorted(self._result())}, {describe(variables)}"
 
     def reduce(self, paths: Sequence[Path], own: Leaves, samples: float) -> Numbers:
         """Collective: logs of the values at those paths over all ranks. To be agreed on before.
@@ -79,15 +72,12 @@ class Logs:
         Raises:
             AgreedError: on all ranks: a value cannot be combined.
         """
-        variables, results = self._variables(), dict(sorted(self._result().items()))
+        results = dict(sorted(self._result().items()))
         told_by_this = [_told(own.get(path), samples, results.values()) for path in paths]
         rows = np.array(told_by_this, np.float64).reshape(len(paths), 3 + len(results))
         everyone = np.zeros((self._world.size, *rows.shape))
         self._world.communicator.all_gather(rows, everyone)
-        values = _values(variables)
-        total = _flat(values)
-        self._world.communicator.all_reduce(total)
-        metrics = _result_of(variables, values, total, self._result)
+        metrics = over_ranks(self._metrics(), self._result, self._world)
         found: Leaves = {}
         for position, path in enumerate(paths):
             told = everyone[everyone[:, position, 0] > 0, position]
@@ -103,9 +93,6 @@ class Logs:
             found |= combined(mine, samples, self._world, self._has_rows())
         logs: Numbers = nested({path: found[path] for path in paths if path in found})
         return logs
-
-    def _variables(self) -> list[Any]:
-        return [variable for metric in self._metrics() for variable in metric.variables]
 
 
 def leaves_of(logs: Any) -> Leaves:
@@ -215,24 +202,3 @@ def _by_rows(arrays: Sequence[Any], samples: Sequence[float]) -> bool:
 
 def _shapes(arrays: Sequence[Any]) -> str:
     return " and ".join(dict.fromkeys(str(array.shape) for array in arrays))
-
-
-def _values(variables: Sequence[Any]) -> list[Any]:
-    return [np.array(variable.numpy()) for variable in variables]
-
-
-def _flat(values: Sequence[Any]) -> Any:
-    return np.concatenate([np.zeros(0), *[value.astype(np.float64).reshape(-1) for value in values]])
-
-
-def _result_of(variables: Sequence[Any], own: Sequence[Any], total: Any, result: Result) -> Numbers:
-    """Local: the result from the state `total` of `variables`, which get `own` back."""
-    start = 0
-    for variable, value in zip(variables, own, strict=True):
-        part = total[start : start + value.size]
-        variable.assign(part.reshape(value.shape).astype(value.dtype))
-        start += value.size
-    numbers = {name: np.asarray(value) for name, value in result().items()}
-    for variable, value in zip(variables, own, strict=True):
-        variable.assign(value)
-    return numbers

@@ -20,6 +20,7 @@ from mpitrain.data.portions import Portion, length
 from mpitrain.errors import DataError
 from mpitrain.training.exchange import keep_sample_count
 from mpitrain.training.logs import global_metrics
+from mpitrain.training.metric_states import observe
 
 Note = Callable[[str, str], None]
 
@@ -54,6 +55,7 @@ class DividedLoops:
 
         def initialized(metric: keras.Metric, *args: Any, **kwargs: Any) -> None:
             initialize(metric, *args, **kwargs)
+            observe([metric])
             # object.__setattr__: Keras tracks what is assigned to a metric; this is none of its state.
             object.__setattr__(metric, "result", loops._result_of(metric, metric.result))
 

@@ -1,0 +1,246 @@
+"""How the states of Keras metrics on all ranks become one: found by looking at what `update_state` does to them.
+
+The states of Keras' own metrics are sums. Of a metric that a script defines, the graph of `update_state` tells: a
+variable to which only what does not depend on it is added is a sum, one that becomes the greater of itself and
+something else a maximum. What changes in any other way, or outside of variables, cannot be combined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.comm.communicator import Op
+from mpitrain.comm.world import World
+from mpitrain.training.replicas import has_value
+
+Numbers = dict[str, Any]
+Result = Callable[[], Mapping[str, Any]]
+UNSEEN, OWN_RULE = 0, -1
+KINDS: dict[int, Op] = {1: "sum", 2: "max", 3: "min"}
+SUM, MAX, MIN = KINDS
+CLOSE = 1e-6  # ranks may compute a float32 number with other instructions
+ATTRIBUTE = "_mpitrain_kinds"
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
+UPDATES = {"AssignAddVariableOp": SUM, "AssignSubVariableOp": SUM, "ResourceScatterAdd": SUM, "ResourceScatterSub": SUM}
+UPDATES |= {"ResourceScatterMax": MAX, "ResourceScatterMin": MIN}
+# Of operations that combine a state with something else: what the state is then, and which inputs it may be.
+COMBINATIONS = {"AddV2": (SUM, 2), "Add": (SUM, 2), "AddN": (SUM, 9), "Sub": (SUM, 1), "TensorScatterAdd": (SUM, 1)}
+COMBINATIONS |= {"Maximum": (MAX, 2), "Minimum": (MIN, 2), "LogicalOr": (MAX, 2), "LogicalAnd": (MIN, 2)}
+
+
+def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
+    """Collective: the result from the states of all ranks. This rank's own state is put back.
+
+    Results of states that cannot be combined are averaged over the ranks, and rank 0 warns of them once.
+
+    Args:
+        metrics: `keras.Metric` objects, the same on all ranks.
+        result: computes the numbers from the metrics' state.
+        world: the job.
+    """
+    variables = [variable for metric in metrics for variable in metric.variables]
+    scripts = [metric for metric in _within(metrics) if _is_the_scripts(metric)]
+    kinds = _agreed(variables, scripts, world) if scripts else [SUM] * len(variables)
+    own = [np.array(variable.numpy()) for variable in variables]
+    combined = list(own)
+    for kind, op in KINDS.items():
+        places = [place for place, found in enumerate(kinds) if found == kind]
+        flat = np.concatenate([np.zeros(0), *[own[place].astype(np.float64).reshape(-1) for place in places]])
+        if flat.size:
+            world.communicator.all_reduce(flat, op)
+        for place in places:
+            part, flat = np.split(flat, [own[place].size])
+            combined[place] = part.reshape(own[place].shape).astype(own[place].dtype)
+    _assign(variables, combined)
+    numbers = {name: np.asarray(value) for name, value in result().items()}
+    _assign(variables, own)
+    return _alike(numbers, any(ATTRIBUTE in vars(metric) for metric in scripts), world) if scripts else numbers
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _agreed(variables: Sequence[Any], scripts: Sequence[Any], world: World) -> list[int]:
+    """Collective: how each variable is combined; ranks without data have not seen what happens to it."""
+    kinds = {id(variable): SUM for variable in variables}
+    for metric in scripts:
+        seen = vars(metric).get(ATTRIBUTE, {})
+        kinds |= {id(variable): seen.get(place, UNSEEN) for place, variable in enumerate(metric._variables)}
+    own = np.array([kinds[id(variable)] for variable in variables], np.int64)
+    everyone = np.zeros((world.size, len(own)), np.int64)
+    world.communicator.all_gather(own, everyone)
+    found = [set(column.tolist()) - {UNSEEN} for column in everyone.T]
+    return [kinds.pop() if len(kinds) == 1 else OWN_RULE for kinds in found]
+
+
+def _alike(numbers: Numbers, updated: bool, world: World) -> Numbers:
+    """Collective: where results differ still, their mean over the ranks that have updated the metrics."""
+    everyone = world.communicator.all_gather_obj((numbers, updated))
+    some = any(updated for _, updated in everyone)
+    for name in numbers:
+        values = [theirs[name] for theirs, updated in everyone if updated or not some]
+        if all(value.shape == values[0].shape and _close(value, values[0]) for value in values):
+            numbers[name] = values[0]
+        elif all(value.shape == values[0].shape and value.dtype.kind in "fiub" for value in values):
+            _warn(f"{name!r}: shown is the mean of the ranks' results", world)
+            numbers[name] = np.mean(values, axis=0)
+        else:
+            _warn(f"{name!r}: shown is that of one rank", world)
+            numbers[name] = values[0]
+    return numbers
+
+
+def _close(value: Any, other: Any) -> bool:
+    if value.dtype.kind not in "fiub":
+        return bool((value == other).all())
+    return bool(np.allclose(value, other, CLOSE, 0.0, equal_nan=True))
+
+
+@functools.cache
+def _warn(text: str, world: World) -> None:
+    """Local: said once, by rank 0."""
+    if world.is_root:
+        sys.stderr.write(
+            f"mpitrain: warning: the state of a metric cannot be combined over ranks, {text}. It is exact where "
+            "update_state changes each variable by assign_add(x), or assigns it variable + x, maximum(variable, x) or "
+            "minimum(variable, x), with an x that does not depend on the state.\n"
+        )
+
+
+def observe(metrics: Sequence[Any]) -> None:
+    """Local: from now on see what happens to the states of metrics that the script defines.
+
+    Their classes are patched, not the metrics, of which a script may make copies.
+
+    Args:
+        metrics: `keras.Metric` objects, or what holds some.
+    """
+    for metric in _within(metrics):
+        owner = _definer(metric)
+        if _is_the_scripts(metric) and not hasattr(owner.update_state, ATTRIBUTE):
+            update_state = _observed(owner.update_state)
+            setattr(update_state, ATTRIBUTE, True)
+            owner.update_state = update_state
+
+
+def _within(metrics: Sequence[Any], known: set[int] | None = None) -> Iterator[Any]:
+    """Local: metrics, and those that they hold."""
+    known = set() if known is None else known
+    for metric in metrics:
+        if isinstance(metric, keras.Metric) and id(metric) not in known:
+            known.add(id(metric))
+            yield metric
+            held = [value for value in vars(metric).values() if isinstance(value, list | tuple | dict | keras.Metric)]
+            yield from _within(keras.tree.flatten(held), known)
+
+
+def _definer(metric: Any) -> Any:
+    """Local: the class whose `update_state` it is."""
+    return next(owner for owner in type(metric).__mro__ if "update_state" in vars(owner))
+
+
+def _is_the_scripts(metric: Any) -> bool:
+    return not _definer(metric).__module__.startswith("keras.")
+
+
+def _observed(update: Callable[..., Any]) -> Callable[..., Any]:
+    # No branch: AutoGraph may convert this, and has to convert what it calls.
+    @functools.wraps(update)
+    def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
+        begun = _begin(metric, lambda: update(metric, *args, **kwargs))
+        result = update(metric, *args, **kwargs)
+        _end(metric, begun)
+        return result
+
+    return update_state
+
+
+@tf.autograph.experimental.do_not_convert
+def _begin(metric: Any, update: Callable[[], Any]) -> int:
+    """Local: how many operations the graph had before; eagerly, at the first update, it is traced for the purpose."""
+    if not tf.executing_eagerly():
+        return len(tf.compat.v1.get_default_graph().get_operations())
+    if ATTRIBUTE not in vars(metric):
+        object.__setattr__(metric, ATTRIBUTE, {})  # it is none of the state that Keras tracks
+        if metric.variables:
+            with contextlib.suppress(Exception), tf.__internal__.FuncGraph("update_state").as_default():
+                update()
+                _end(metric, 0)
+    return 0
+
+
+@tf.autograph.experimental.do_not_convert
+def _end(metric: Any, begun: int) -> None:
+    """Local: note what has been seen in the graph."""
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    kinds = vars(metric).get(ATTRIBUTE, {})
+    handles = [graph.capture(variable.value.handle) for variable in metric.variables]
+    states = {id(handle) for handle in handles}
+    operations = graph.get_operations()[begun:]
+    for place, variable in enumerate(metric._variables):
+        found = {_kind(operation, handles[place], states) for operation in operations} - {UNSEEN}
+        if found and place not in kinds and SUM in found and _begins_above_nothing(variable):
+            found.add(OWN_RULE)
+        if found:
+            found |= {kinds.get(place, UNSEEN)} - {UNSEEN}
+            kinds[place] = found.pop() if len(found) == 1 else OWN_RULE
+    object.__setattr__(metric, ATTRIBUTE, kinds)
+
+
+def _begins_above_nothing(variable: Any) -> bool:
+    """Local: the sum over ranks would count more than once what the state is before its first update."""
+    with tf.init_scope():
+        return has_value(variable) and bool(np.any(variable.numpy()))
+
+
+def _kind(operation: Any, handle: Any, states: set[int]) -> int:
+    """Local: what an operation makes of the state behind `handle`."""
+    if not any(one is handle for one in operation.inputs) or operation.type in READS:
+        return UNSEEN
+    if operation.type in UPDATES:
+        return OWN_RULE if any(_depends(one, states) for one in operation.inputs[1:]) else UPDATES[operation.type]
+    if operation.type == "AssignVariableOp":
+        return _combination(operation.inputs[1], handle, states)
+    return OWN_RULE
+
+
+def _combination(tensor: Any, handle: Any, states: set[int]) -> int:
+    """Local: how `tensor` combines the state behind `handle` with what does not depend on any."""
+    operation = tensor.op
+    if operation.type in ("Identity", "EnsureShape", "Reshape"):
+        return _combination(operation.inputs[0], handle, states)
+    kind, most = COMBINATIONS.get(operation.type, (OWN_RULE, 0))
+    states_at = [place for place, one in enumerate(operation.inputs) if _depends(one, states)]
+    if len(states_at) != 1 or states_at[0] >= most:
+        return OWN_RULE
+    state = operation.inputs[states_at[0]]
+    while state.op.type in ("Identity", "EnsureShape", "Reshape"):
+        state = state.op.inputs[0]
+    if state.op.type == "ReadVariableOp":
+        return kind if state.op.inputs[0] is handle else OWN_RULE
+    return kind if _combination(state, handle, states) == kind else OWN_RULE
+
+
+def _depends(tensor: Any, states: set[int]) -> bool:
+    """Local: whether a state is used to compute `tensor`."""
+    waiting, known = [tensor], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in states:
+            return True
+        if id(one.op) not in known:
+            known.add(id(one.op))
+            waiting += one.op.inputs
+    return False
