@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from mpitrain import __version__
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.launch.report import note_exit, reporter
+from mpitrain.runtime import string_hashes
 from mpitrain.runtime.launcher import detect
 
 # Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         UsageError: only this rank has it, so leaving would let the others wait: the job is to be ended.
     """
+    if argv is None:
+        string_hashes.begin_alike()
     try:
         code = _main(argv)
     except SystemExit as leaving:

@@ -30,7 +30,7 @@ from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.launch.surviving import SHRINK, SURVIVED, surviving
 from mpitrain.launch.surviving import promise as survival_promise
-from mpitrain.runtime import launcher
+from mpitrain.runtime import launcher, string_hashes
 from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.threads import physical_cores
 
@@ -169,7 +169,8 @@ def _attempt(
         RESUME_VARIABLE: "auto" if again.resumes else "",
         OUTPUT_VARIABLE: str(output or ""),
     }
-    environment = {**again.request.environment, **{name: value for name, value in private.items() if value}}
+    told = {name: value for name, value in private.items() if value}
+    environment = {**string_hashes.seed(os.environ), **again.request.environment, **told}
     job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None

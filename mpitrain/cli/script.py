@@ -105,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(world: World, arguments: argparse.Namespace) -> None:
     """Collective: what those ranks do that compute."""
     from mpitrain.training import script
+    from mpitrain.training.divided import Division
 
     is_module = arguments.rest[0] == "-m"
     name, *rest = arguments.rest[is_module:] or [""]
@@ -116,5 +117,5 @@ def _run(world: World, arguments: argparse.Namespace) -> None:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
         return
-    division = script.Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
+    division = Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
     script.run(world, wanted, Path(arguments.output).resolve(), division)

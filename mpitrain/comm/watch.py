@@ -17,6 +17,7 @@ from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.launch.report import own_rank
+from mpitrain.runtime import streams
 from mpitrain.runtime.topology import Topology
 
 STARVED_SECONDS = 2.0
@@ -118,6 +119,6 @@ def _is_first(claim: socket.socket) -> bool:
 
 
 def write(text: str) -> None:
-    """Local: print to standard error, in one piece, whatever Python's own stream is bound to."""
+    """Local: print to standard error, in one piece, whatever becomes of the other output of this process."""
     with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+        os.write(streams.terminal(), text.encode())

@@ -18,6 +18,7 @@ VARIABLES = {
     "KERAS_BACKEND": "tensorflow",
     "MPITRAIN_ALL_REDUCE": "",
     "NVIDIA_TF32_OVERRIDE": "",
+    "PYTHONHASHSEED": "random",
     "TF_DETERMINISTIC_OPS": "",
     "TF_ENABLE_ONEDNN_OPTS": "",
     "TF_XLA_FLAGS": "",

@@ -20,6 +20,7 @@ from mpitrain.faults.activity import Activity
 from mpitrain.faults.exit_status import ExitStatus, end_now
 from mpitrain.faults.report import Culprit, Fault
 from mpitrain.faults.watchdog import Watchdog
+from mpitrain.runtime import streams
 from mpitrain.runtime.signals import SignalOwner
 from mpitrain.runtime.topology import Topology
 
@@ -97,9 +98,8 @@ class Exits(SignalOwner):
             if isinstance(error, AgreedError) and not self._topology.is_root:
                 time.sleep(HEARD_SECONDS)  # rank 0 has the same error, tells it, and ends the job meanwhile
                 self._abort(fault.exit_code)
-            stream = sys.__stderr__ or sys.stderr  # a script's own may lead into a file
-            stream.write(report.message(fault))
-            stream.flush()
+            with contextlib.suppress(OSError):
+                os.write(streams.terminal(), report.message(fault).encode())  # a script's own may lead into a file
             report.record(fault, None, self._activity)
         self._abort(fault.exit_code)
         end_now(fault.exit_code)

@@ -25,8 +25,18 @@ LATE = tuple(
 Execute = Callable[[ModuleType], None]
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders find, and changes when, or how, a few modules are executed."""
+class Behind(importlib.abc.MetaPathFinder):
+    """Finds what the finders behind it find, and changes how a few modules are executed."""
+
+    def behind(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Local: what they find; many look for a module and do not import it."""
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        return next((spec for spec in specs if spec is not None), None)
+
+
+class Finder(Behind):
+    """Changes when, or how, modules are executed that take long."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,9 +44,7 @@ class Finder(importlib.abc.MetaPathFinder):
         """Local: the module with another way to execute it, or None for all that are left as they are."""
         if fullname not in LARGE and fullname not in LATE:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec = self.behind(fullname, path, target)
         if spec is not None and spec.loader is not None:
             change = without_collection if fullname in LARGE else when_used
             spec.loader.exec_module = change(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
@@ -100,3 +108,36 @@ def when_used(execute: Execute) -> Execute:
         module.__getattr__, module.__dir__ = missing, names  # type: ignore[method-assign]
 
     return run
+
+
+class after_import(Behind):  # noqa: N801 (used as a function)
+    """Local: call `action` with the module of that name once it is imported, or now if it has been.
+
+    Args:
+        name: of the module, in full.
+        action: gets the module.
+    """
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name, self._action = name, action
+        if name in sys.modules:
+            action(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Local: what the other finders find, with the action after it."""
+        spec = self.behind(fullname, path, target) if fullname == self._name else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: ModuleType) -> None:
+                execute(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._action(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec

@@ -1,17 +1,16 @@
-"""Files of a script that knows nothing of ranks: rank 0 writes them through Keras, all ranks read them."""
+"""Files of a script that knows nothing of ranks: rank 0 writes them through Keras, all ranks read them.
+
+Where ranks name a file differently, the first rank of each name writes it.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -19,7 +18,11 @@ import tensorflow as tf
 from keras.src.utils import file_utils  # where Keras' own callbacks find it
 
 from mpitrain.comm.world import World
+from mpitrain.runtime.imports import after_import
 from mpitrain.training.callbacks import average_batch_statistics
+from mpitrain.training.names import Names, paths_in
+from mpitrain.training.once import once
+from mpitrain.training.removals import Removals
 
 Note = Callable[[str, str], None]
 # Functions, and where in Keras scripts find them; `tf.keras` has modules of its own.
@@ -47,10 +50,15 @@ class Files:
         world: the job, of two ranks or more.
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. There ranks may stand at different batches, so nobody waits.
+        names: which ranks write meanwhile.
+        removals: of files, by rank 0.
     """
 
-    def __init__(self, world: World, note: Note, training: Callable[[], bool]) -> None:
+    def __init__(
+        self, world: World, note: Note, training: Callable[[], bool], names: Names, removals: Removals
+    ) -> None:
         self._world, self._note, self._training = world, note, training
+        self._names, self._removals = names, removals
 
     def install(self) -> None:
         """Local: patch what writes and reads."""
@@ -70,8 +78,10 @@ class Files:
             (keras.export.ExportArchive, "write_out"),
         ):
             self._replace(owner, name, self._writing)
-        for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read")):
+        for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read"), (tf.saved_model, "load")):
             self._replace(owner, name, self._reading)
+        for name in ("remove", "rename", "rmtree"):
+            self._removals.replace(tf.io.gfile, name)
         self._replace(file_utils, "makedirs", _making)
         after_import("matplotlib.figure", lambda module: self._replace(module.Figure, "savefig", self._drawing))
         self._replace(tf.train.CheckpointManager, "restore_or_initialize", self._reading)
@@ -79,9 +89,10 @@ class Files:
             tf.train.CheckpointManager.checkpoints = property(_checkpoints)
             tf.train.CheckpointManager.latest_checkpoint = property(_latest_checkpoint)
             self._replace(tf.train.CheckpointManager, "restore_or_initialize", _looking_first)
+            tf.summary.create_file_writer = lambda *args, **kwargs: tf.summary.create_noop_writer()
             for callback, methods in WRITING_CALLBACKS.items():
                 for method in methods if hasattr(keras.callbacks, callback) else ():
-                    setattr(getattr(keras.callbacks, callback), method, _nothing)
+                    self._replace(getattr(keras.callbacks, callback), method, self._by_a_callback)
 
     def _replace(self, owner: Any, name: str, make: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
@@ -100,35 +111,44 @@ class Files:
             self._note("files", f"{name}: by one rank of each host, rank 0 first")
             if self._training():
                 return fetch(*args, **kwargs)
-            return on_each_host(self._world, name, lambda: fetch(*args, **kwargs))
+            return once(self._world, name, lambda: fetch(*args, **kwargs), each_host=True)
 
         return call
 
     def _writing(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self._note("files", f"{name}: written by rank 0")
+            paths = paths_in([*args, *kwargs.values()])
             if self._training():
-                return write(*args, **kwargs) if self._world.is_root else None
-            return on_root(self._world, name, lambda: _path(write(*args, **kwargs)))
+                return write(*args, **kwargs) if self._names.written_here(paths) else None
+            return once(self._world, name, lambda: _path(write(*args, **kwargs)), paths)
 
         return call
 
     def _writing_model(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
-        once = self._writing(name, write)
+        write_once = self._writing(name, write)
 
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._training():
                 average_batch_statistics(model, self._world)
-            return once(model, *args, **kwargs)
+            return write_once(model, *args, **kwargs)
 
         return call
 
     def _drawing(self, name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
-        once = self._writing(name, draw)
+        draw_once = self._writing(name, draw)
 
         def call(figure: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             to_file = isinstance(target, str | os.PathLike)  # and not to memory, where every rank may read it
-            return once(figure, target, *args, **kwargs) if to_file else draw(figure, target, *args, **kwargs)
+            return draw_once(figure, target, *args, **kwargs) if to_file else draw(figure, target, *args, **kwargs)
+
+        return call
+
+    def _by_a_callback(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(callback: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._names.written_here(paths_in(vars(callback).values())):
+                return method(callback, *args, **kwargs)
+            return None
 
         return call
 
@@ -173,92 +193,6 @@ def _making(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class after_import(importlib.abc.MetaPathFinder):  # noqa: N801 (used as a function)
-    """Local: call `action` with the module of that name once it is imported, or now if it has been.
-
-    Args:
-        name: of the module, in full.
-        action: gets the module.
-    """
-
-    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
-        self._name, self._action = name, action
-        if name in sys.modules:
-            action(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Local: what the other finders find, with the action after it."""
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def executed(module: ModuleType) -> None:
-                execute(module)
-                self._action(module)
-
-            spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec
-
-
-def on_root(world: World, name: str, action: Callable[[], Any]) -> Any:
-    """Collective: what `action` returns, or raises, on rank 0, on every rank.
-
-    Raises:
-        Exception: on rank 0 its own; on the others RuntimeError with its text, or EOFError for one.
-    """
-    world.agreement.call(f"{name} by rank 0")
-    told, error = _attempt(world, action) if world.is_root else (None, None)
-    return _outcome(name, 0, world.communicator.broadcast_obj(told), error)
-
-
-def on_each_host(world: World, name: str, action: Callable[[], Any]) -> Any:
-    """Collective: what `action` returns on the first rank of this host.
-
-    Rank 0 does it before the other hosts do, which may find the result on a file system that all share.
-
-    Raises:
-        Exception: where it was raised; on the other ranks RuntimeError with its text, or EOFError for one.
-    """
-    result = on_root(world, name, action)
-    told: tuple[Any, str | None, bool] = (result, None, False)
-    error: Exception | None = None
-    if world.local_rank == 0 and not world.is_root:
-        told, error = _attempt(world, action)
-    everyone = world.communicator.all_gather_obj(told)
-    failed = next((rank for rank, (_, text, _) in enumerate(everyone) if text is not None), None)
-    first = world.topology.nodes.index(world.topology.node_rank)
-    return _outcome(name, first if failed is None else failed, everyone[first if failed is None else failed], error)
-
-
-def _attempt(world: World, action: Callable[[], Any]) -> tuple[tuple[Any, str | None, bool], Exception | None]:
-    """Local: what the others are told (result, text of the error, whether it is of the end of a file); the error."""
-    try:
-        with world.activity.during("checkpoint"):
-            return (action(), None, False), None
-    except Exception as error:
-        return (None, repr(error), isinstance(error, EOFError)), error
-
-
-def _outcome(name: str, rank: int, told: tuple[Any, str | None, bool], error: Exception | None) -> Any:
-    result, text, at_end = told
-    if error is not None:
-        raise error
-    if text is not None:
-        raise EOFError if at_end else RuntimeError(f"{name} on rank {rank}: {text}")
-    return result
-
-
 def _path(result: Any) -> Any:
     """Local: what scripts use of a result; the rest need not be fit to travel."""
     return result if isinstance(result, str | bytes) else None
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Local: in place of what rank 0 alone does."""

@@ -7,6 +7,7 @@ right for divided ones too: gradients are weighted by rows, and metrics give the
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
 from types import FrameType
@@ -19,9 +20,11 @@ from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, length
 from mpitrain.errors import DataError
 from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.handed import Handed
 from mpitrain.training.logs import global_metrics
 from mpitrain.training.metric_states import observe
 
+OWN = "a loop of its own"
 Note = Callable[[str, str], None]
 
 
@@ -34,10 +37,14 @@ class DividedLoops:
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. What its callbacks read stays whole, and the results they ask for
             stay this rank's: ranks may stand at different batches.
+        handed: compares what ranks have read.
     """
 
-    def __init__(self, world: World, portion: Portion, note: Note, training: Callable[[], bool]) -> None:
+    def __init__(
+        self, world: World, portion: Portion, note: Note, training: Callable[[], bool], handed: Handed
+    ) -> None:
         self._world, self._portion, self._note, self._training = world, portion, note, training
+        self._handed = handed
         # A variable: a step that was traced once reads it each time it runs.
         self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
 
@@ -50,8 +57,8 @@ class DividedLoops:
             batches: Iterator[Any] = iterate(dataset)
             if not loops._divides(sys._getframe(1)):
                 return batches
-            loops._note("data", "a loop of its own: batches of tf.data are divided, other data is not")
-            return DividedBatches(batches, loops._portion, loops._rows)
+            loops._note("data", f"{OWN}: batches of tf.data are divided, other data is not")
+            return DividedBatches(loops._compared(batches), loops._portion, loops._rows)
 
         def initialized(metric: keras.Metric, *args: Any, **kwargs: Any) -> None:
             initialize(metric, *args, **kwargs)
@@ -61,6 +68,13 @@ class DividedLoops:
 
         tf.data.Dataset.__iter__ = divided
         keras.Metric.__init__ = initialized
+
+    def _compared(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Collective at the first batch: all ranks have read the same."""
+        for number, batch in enumerate(batches):
+            if not number and threading.current_thread() is threading.main_thread():
+                self._handed.note_batch(OWN, batch)
+            yield batch
 
     def _divides(self, caller: FrameType) -> bool:
         return tf.executing_eagerly() and not self._training() and _of_the_script(caller)

@@ -10,6 +10,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 CLOCKS_SECONDS = 60.0  # by which the clock of a file server may be behind
@@ -94,7 +95,14 @@ def _by_the_script() -> bool:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package == "tempfile":
             return False
-        if package not in (*sys.stdlib_module_names, *WRITERS) or package == "__main__":
-            return package != "mpitrain" and not frame.f_code.co_filename.startswith(INSTALLED)
+        if package not in WRITERS and (package not in sys.stdlib_module_names or package == "__main__"):
+            return is_of_the_script(frame)
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def is_of_the_script(frame: FrameType) -> bool:
+    """Local: whether it runs code that is not installed."""
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    installed = package == "mpitrain" or (package in sys.stdlib_module_names and package != "__main__")
+    return not installed and not frame.f_code.co_filename.startswith(INSTALLED)

@@ -9,17 +9,21 @@ import os
 import runpy
 import sys
 import types
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
+from mpitrain.runtime import streams
+from mpitrain.training.divided import Changes, DividedKeras, Division
+from mpitrain.training.once import once
 from mpitrain.training.output import DIRECTORY_MODE
+from mpitrain.training.own_files import OwnFiles, share_directories
 
-PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
+# Libraries that train without Keras.
+OTHERS = ("torch", "jax", "sklearn", "xgboost", "lightgbm")
 
 
 @dataclass(frozen=True)
@@ -35,43 +39,6 @@ class Script:
     name: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
-
-
-@dataclass(frozen=True)
-class Division:
-    """How the work of a script is divided among the ranks.
-
-    Attributes:
-        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
-        divide_loops: divide also what loops of the script's own read of `tf.data`.
-        dry_run: stop where the script would train, and print what would be changed.
-    """
-
-    batch_is_global: bool = False
-    divide_loops: bool = False
-    dry_run: bool = False
-
-
-@dataclass
-class Changes:
-    """The table of what is different from a run under plain Python.
-
-    Attributes:
-        rows: (part, text), each once, in the order found.
-    """
-
-    rows: list[tuple[str, str]] = field(default_factory=list)
-
-    def note(self, part: str, text: str) -> None:
-        """Local: add a row, if it is new."""
-        if (part, text) not in self.rows:
-            self.rows.append((part, text))
-
-    def __str__(self) -> str:
-        """Local: the table as text, by part."""
-        width = max(map(len, PARTS))
-        ordered = [row for part in PARTS for row in self.rows if row[0] == part]
-        return "\n".join(f"{part:<{width}}  {text}" for part, text in ordered) or "nothing is changed"
 
 
 def run_alike(world: World, script: Script) -> None:
@@ -117,41 +84,36 @@ def run(world: World, script: Script, output: Path, division: Division) -> None:
 def _run_divided(
     world: World, script: Script, code: types.CodeType | None, division: Division, changes: Changes, output: Path
 ) -> None:
-    from mpitrain.data.portions import Portion
-    from mpitrain.training.files import Files, on_root
-    from mpitrain.training.own_files import OwnFiles, share_directories
-    from mpitrain.training.unmodified import DryRunEnded, Unmodified
-
-    _seed_alike(world, changes.note)
-    portion = Portion(world.rank, world.size, division.batch_is_global)
-    unmodified = Unmodified(world, portion, changes.note, division.dry_run, division.divide_loops)
-    unmodified.install()
-    Files(world, changes.note, lambda: unmodified.training).install()
+    divided = DividedKeras(world, division, changes)
+    divided.install_when_loaded()
     share_directories()
+    divided.removals.install()
     OwnFiles(changes.note, world.size, world.is_root).watch()
     ask = builtins.input
-    builtins.input = lambda *prompt: on_root(world, "input", lambda: ask(*prompt))
+    builtins.input = lambda *prompt: once(world, "input", lambda: ask(*prompt))
     try:
         _execute(script, code)
-    except DryRunEnded:
-        pass
-    except SystemExit:
-        if world.is_root and not unmodified.trained:
+    except BaseException as error:
+        if world.is_root and isinstance(error, SystemExit) and not divided.trained:
             _say_nothing_was_divided(script, world)
-        raise
+        if not divided.ended(error):
+            raise
+    else:
+        if world.is_root and not divided.trained:
+            _say_nothing_was_divided(script, world)
     finally:  # scripts like to end with sys.exit
         if world.is_root:
             (output / f"rank-{world.agreement.number(0)}.log").write_text(f"{changes}\n")
             if division.dry_run:
                 print(changes, flush=True)
-    if world.is_root and not unmodified.trained:
-        _say_nothing_was_divided(script, world)
 
 
 def _say_nothing_was_divided(script: Script, world: World) -> None:
+    others = [name for name in OTHERS if name in sys.modules]
+    others_too = f" What {' and '.join(others)} trained was not divided either." if others else ""
     sys.stderr.write(
         f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
-        f"optimizer was used, so each of the {world.size} ranks did all of its work.\n"
+        f"optimizer was used, so each of the {world.size} ranks did all of its work.{others_too}\n"
     )
 
 
@@ -168,7 +130,7 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
         if not world.is_root:
-            sys.stdout = sys.stderr = log  # what warns on one rank warns on all; failures go past this
+            streams.lead_to(log)  # what warns on one rank warns on all; failures go past this
     return _compiled(script)
 
 
@@ -220,12 +182,3 @@ def _execute(script: Script, code: types.CodeType | None) -> None:
     sys.modules["__main__"] = module
     sys.path[0] = str(Path(script.name).resolve().parent)
     exec(code, module.__dict__)
-
-
-def _seed_alike(world: World, note: Callable[[str, str], None]) -> None:
-    """Collective: random numbers that a script draws without a seed of its own are the same on all ranks."""
-    import keras
-
-    seed = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
-    keras.utils.set_random_seed(seed)
-    note("other", "Python, NumPy and Keras draw the same random numbers on all ranks until the script sets a seed")

@@ -23,9 +23,12 @@ from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length, of_batches, suited, take
 from mpitrain.training.batches import STOP, alike, looks_at
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.divided import Division
 from mpitrain.training.exchange import exchange_of
+from mpitrain.training.handed import Comparison, Handed
 from mpitrain.training.hooks import hook_of
-from mpitrain.training.loops import DividedLoops
+from mpitrain.training.loops import OWN, DividedLoops
+from mpitrain.training.names import Names, paths_of
 from mpitrain.training.optimizer import DistributedOptimizer
 
 BATCH_SIZE = 32  # Keras' own default
@@ -42,21 +45,23 @@ class Unmodified:
 
     Args:
         world: the job, of two ranks or more.
-        portion: how data is divided.
+        division: how data is divided, and whether the script ends where it would train.
         note: told what is changed, as (part, text).
-        dry_run: end the script where it would train.
-        divide_loops: divide what the script's own loops read, see `loops.py`.
+        names: which ranks write files during a `fit`.
 
     Attributes:
         trained: the script has trained something.
     """
 
-    def __init__(
-        self, world: World, portion: Portion, note: Note, dry_run: bool = False, divide_loops: bool = False
-    ) -> None:
+    def __init__(self, world: World, division: Division, note: Note, names: Names) -> None:
         self.trained = False
-        self._world, self._portion, self._note, self._dry_run = world, portion, note, dry_run
-        self._loops = DividedLoops(world, portion, note, lambda: self.training) if divide_loops else None
+        portion = Portion(world.rank, world.size, division.batch_is_global)
+        self._world, self._portion, self._table, self._names = world, portion, note, names
+        self._dry_run, self._handed = division.dry_run, Handed(world, note)
+        self._loops: DividedLoops | None = None
+        if division.divide_loops:
+            self._loops = DividedLoops(world, portion, self._note, lambda: self.training, self._handed)
+        self._how: dict[str, str] = {}  # the data of each call are divided
         self._fits = 0  # under way
         self._warned: set[str] = set()
         self._applying = 0
@@ -85,10 +90,12 @@ class Unmodified:
         if _knows_ranks(arguments.get("callbacks")):
             self.trained = True
             return fit(model, **arguments)
+        self._handed.check("fit", arguments, model)
+        self._watch(arguments)
         self._divide_training(arguments)
         self._note_model(model)
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
-        self._begin_training()
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, training=True)
+        self._begin_training("fit")
         self._silence(arguments)
         with self._fitting(), self._leaving_loops():
             history = fit(model, **arguments)
@@ -102,11 +109,15 @@ class Unmodified:
         arguments = _bound(evaluate, model, args, kwargs)
         if _knows_ranks(arguments.get("callbacks")):
             return evaluate(model, **arguments)
+        self._handed.check("evaluate", arguments)
+        arguments["x"] = self._handed.watch("evaluate", arguments["x"])
         self._divide(arguments, "steps", "evaluate")
         arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
         self._silence(arguments)
         with self._leaving_loops():
-            return evaluate(model, **arguments)
+            result = evaluate(model, **arguments)
+        self._handed.settle()
+        return result
 
     def _predict(self, predict: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.predict`: each rank predicts all, for the script goes on with the result."""
@@ -127,8 +138,9 @@ class Unmodified:
         """Collective: as `Model.train_on_batch`, on this rank's rows of the batch."""
         self._note_model(model)
         self._note("data", "train_on_batch: each batch is divided by rows")
-        self._begin_training()
+        self._begin_training("train_on_batch")
         arguments = _bound(train, model, args, kwargs)
+        self._handed.check_often("train_on_batch", arguments)
         if length(arguments["x"]) >= self._world.size:  # else every rank takes the whole batch
             own = {name: arguments[name] for name in ("x", "y", "sample_weight") if name in arguments}
             arguments |= {name: self._portion.rows_of_batch(value) for name, value in own.items()}
@@ -143,10 +155,10 @@ class Unmodified:
                 return apply(optimizer, *args, **kwargs)
             finally:
                 self._applying -= 1
-        self._begin_training()
         self._note("optimizer", f"{type(optimizer).__name__}: gradients are averaged over all ranks")
         if self._loops is None:
-            self._note("data", "a loop of its own: every rank computes whole batches, as the script reads them")
+            self._note("data", f"{OWN}: every rank computes whole batches, as the script reads them")
+        self._begin_training(OWN)
         return DistributedOptimizer(optimizer, world=self._world).apply(*args, **kwargs)
 
     def _divide_training(self, arguments: Arguments) -> None:
@@ -199,22 +211,25 @@ class Unmodified:
         arguments |= {name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments}
         return batch_size
 
-    def _with_data_parallel(self, callbacks: Any, model: Any) -> Any:
+    def _with_data_parallel(self, callbacks: Any, model: Any, training: bool = False) -> Any:
         """Local: the callbacks, behind the one that makes the rest of Keras data-parallel."""
         made = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if made is None else keras.tree.flatten(made)
         for callback in given:
             self._note("callbacks", f"{type(callback).__name__}: sees the numbers of all ranks{_when(callback, model)}")
-        every = [DataParallel(world=self._world), *alike(self._world, given)]
+        own = [Comparison(self._handed, self._world)] if training else []
+        if training and self._names.compare(paths_of(given)):
+            self._note("files", "ranks name files of callbacks differently; the first rank of each name writes it")
+        every = [DataParallel(world=self._world), *own, *alike(self._world, given)]
         if made is callbacks:
             return every
         # Keras has told the callbacks of a CallbackList of the model; the script may give the same list again.
-        own = copy.copy(callbacks)
-        own.callbacks, own._async_train, own._async_test = every, False, False
+        mine = copy.copy(callbacks)
+        mine.callbacks, mine._async_train, mine._async_test = every, False, False
         for callback in every:
             if callback not in given:
                 callback.set_model(model)
-        return own
+        return mine
 
     def _silence(self, arguments: Arguments) -> None:
         if not self._world.is_root:
@@ -237,10 +252,25 @@ class Unmodified:
             self._warned.add(text)
             self._note("optimizer", text)
 
-    def _begin_training(self) -> None:
-        self.trained = True
+    def _note(self, part: str, text: str) -> None:
+        self._table(part, text)
+        if part == "data":
+            self._how.setdefault(text.partition(":")[0], text)
+
+    def _begin_training(self, call: str) -> None:
         if self._dry_run:
+            self.trained = True
             raise DryRunEnded
+        if self._world.is_root and not self.trained:
+            sys.stderr.write(f"mpitrain: {self._world.size} ranks train together; {self._how.get(call, call)}\n")
+        self.trained = True
+
+    def _watch(self, arguments: Arguments) -> None:
+        """Local: the first batches of what is trained and validated on are compared when they are read."""
+        arguments["x"] = self._handed.watch("fit", arguments.get("x"))
+        validation = arguments.get("validation_data")
+        if validation is not None and not isinstance(validation, tuple | list):
+            arguments["validation_data"] = self._handed.watch("validation_data", validation)
 
     @contextmanager
     def _leaving_loops(self) -> Iterator[None]:

@@ -218,7 +218,11 @@ def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
     after = ["made is there", "old is there", "10.0", "True", "True"]
     words = [line for line in finished.stdout.splitlines() if line in ("caught", "True True", "0 1 4", *after)]
     assert words == ["caught", "True True", "0 1 4", *after], finished.output
-    assert (logs / "rank-1.log").read_text().splitlines() == ["caught", "True True", "2 3 5", *after]
+    theirs = (logs / "rank-1.log").read_text().splitlines()  # with what native code says
+    assert [line for line in theirs if line in ("caught", "True True", "2 3 5", *after)] == [
+        *("caught", "True True", "2 3 5"),
+        *after,
+    ]
     assert asked == ["/data.npz", "/data.npz.none"], "by rank 0 alone"
     table = (logs / "rank-0.log").read_text()
     assert "savefig: written by rank 0" in table

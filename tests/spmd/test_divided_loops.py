@@ -14,6 +14,7 @@ import mpitrain
 from mpitrain.data.portions import Portion
 from mpitrain.errors import DataError
 from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.handed import Handed
 from mpitrain.training.loops import DividedLoops
 from tests.spmd.test_custom_loops import check, loss_of, reference, weights
 from tests.spmd.truth import WORLD, batches, dataset, merged
@@ -31,7 +32,11 @@ def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def install(batch_is_global: bool, training: bool = False) -> None:
         portion = Portion(WORLD.rank, WORLD.size, batch_is_global)
-        DividedLoops(WORLD, portion, lambda part, text: None, lambda: training).install()
+
+        def note(part: str, text: str) -> None:
+            """What is told does not matter here."""
+
+        DividedLoops(WORLD, portion, note, lambda: training, Handed(WORLD, note)).install()
 
     yield install
     keep_sample_count(1.0)

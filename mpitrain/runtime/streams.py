@@ -1,0 +1,33 @@
+"""Where the output of this process goes: on ranks whose words nobody needs twice, into a file."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from typing import TextIO
+
+_kept: list[int] = []  # at most one: standard error as it was, where it leads elsewhere now
+
+
+def terminal() -> int:
+    """Local: the descriptor for what users must see whatever becomes of this process's output."""
+    return _kept[0] if _kept else 2
+
+
+def lead_to(log: TextIO) -> None:
+    """Local: all output goes to `log` from now on, also that of native code and of programs started from here.
+
+    Crashes in native code are still shown on the terminal.
+
+    Args:
+        log: open for writing.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _kept[:] = [os.dup(2)]
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = log
+    if faulthandler.is_enabled():
+        faulthandler.enable(file=_kept[0], all_threads=False)

@@ -1,0 +1,91 @@
+"""Files that a script removes or renames: rank 0 does it, once all ranks have come there. No TensorFlow.
+
+So no rank looks for what another has removed already, and none removes what another has written since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from mpitrain.comm.world import World
+from mpitrain.training.names import Names, paths_in
+from mpitrain.training.once import once
+from mpitrain.training.own_files import is_of_the_script
+
+REMOVING = (
+    *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
+    (shutil, "rmtree"),
+)
+THROUGH = ("os", "shutil", "pathlib")
+Note = Callable[[str, str], None]
+
+
+class Removals:
+    """Makes of calls that remove or rename one of all ranks.
+
+    Args:
+        world: the job, of two ranks or more.
+        note: told what is changed, as (part, text).
+        apart: whether ranks may stand at different places of the script. There nobody waits.
+        names: which ranks act meanwhile.
+
+    Attributes:
+        enabled: all ranks make the same calls.
+    """
+
+    def __init__(self, world: World, note: Note, apart: Callable[[], bool], names: Names) -> None:
+        self._world, self._note, self._apart, self._names = world, note, apart, names
+        self.enabled = True
+
+    def install(self) -> None:
+        """Local: patch what code of the script calls; installed packages may do it on one rank, behind a lock."""
+        for owner, name in REMOVING:
+            self.replace(owner, name, _by_the_script)
+
+    def replace(self, owner: Any, name: str, concerns: Callable[[], bool] = lambda: True) -> None:
+        """Local: patch one function.
+
+        Args:
+            owner: module of the function.
+            name: of the function, whose first argument is a path.
+            concerns: whether the call at hand is one that all ranks make.
+        """
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            on_main = threading.current_thread() is threading.main_thread()
+            paths = paths_in([*args, *kwargs.values()])
+            if not (self.enabled and paths and on_main and concerns()):
+                return function(*args, **kwargs)
+            if self._apart():
+                own = self._names.written_here(paths) or paths[0].startswith(tempfile.gettempdir() + os.sep)
+                return function(*args, **kwargs) if own else None
+            self._note("files", f"{name}: by rank 0, once all ranks have come there")
+            return once(self._world, name, lambda: self._act(function, args, kwargs, paths[0]), paths, True)
+
+        setattr(owner, name, call)
+
+    def _act(self, function: Callable[..., Any], args: Any, kwargs: Any, path: str) -> Any:
+        """Local: other ranks act, too, on what they name differently, or what is there on their hosts."""
+        if self._world.is_root:
+            return function(*args, **kwargs)
+        with contextlib.suppress(FileNotFoundError):
+            return function(*args, **kwargs) if os.path.lexists(path) else None
+        return None
+
+
+def _by_the_script() -> bool:
+    """Local: whether code that is not installed makes the call, itself or by `Path.unlink` and the like."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in THROUGH:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and is_of_the_script(frame)
