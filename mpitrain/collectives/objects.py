@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mpitrain.comm.world import World, current_world
+
+Found = TypeVar("Found")
 
 
 def barrier(*, world: World | None = None) -> None:
@@ -15,18 +17,56 @@ def barrier(*, world: World | None = None) -> None:
 
 
 def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
-    """Collective: every rank's object (pickled), in rank order."""
+    """Collective: every rank's object (pickled), in rank order.
+
+    Raises:
+        ValueError: on every rank: some rank's object cannot be pickled.
+    """
     group = world or current_world()
     group.agreement.call("all_gather_obj")
     return group.communicator.all_gather_obj(obj)
 
 
 def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any:
-    """Collective: rank `root`'s object (pickled)."""
+    """Collective: rank `root`'s object (pickled).
+
+    Raises:
+        ValueError: on every rank: it cannot be pickled.
+    """
     group = world or current_world()
     check_root(root, group)
     group.agreement.call(f"broadcast_obj from rank {root}")
     return group.communicator.broadcast_obj(obj, root)
+
+
+def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Found]:
+    """Collective: what `find` finds on each rank, in rank order; what it raises on one, all raise.
+
+    With it ranks look at their arguments, at all of them, before a series of collectives begins.
+
+    Args:
+        find: local.
+        what: is about to be done, for messages.
+        world: the ranks.
+
+    Raises:
+        Exception: where `find` raised it.
+        ValueError: on the other ranks, with its text.
+    """
+    world.agreement.call(what)
+    found, error = None, None
+    try:
+        found = find()
+    except Exception as raised:  # they differ; the others are not to wait
+        error = raised
+    everyone = world.communicator.all_gather_obj((found, None if error is None else str(error) or repr(error)))
+    if error is not None:
+        raise error
+    texts = [text for _, text in everyone]
+    wrong = [rank for rank, text in enumerate(texts) if text is not None]
+    if wrong:
+        raise ValueError(f"on {world.agreement.name(wrong)}: {texts[wrong[0]]}")
+    return [found for found, _ in everyone]
 
 
 def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World | None = None) -> Any:

@@ -53,8 +53,8 @@ def all_reduce(
         MismatchError: ranks differ in operation, shape, dtype, factors or name.
     """
     group = world or current_world()
-    tensor = _tensor(tensor)
-    _check_op(op, tensor.dtype)
+    tensor = exchangeable(tensor)
+    check_op(op, tensor.dtype)
     how, label = host.Reduction(op, before, after, half), _label(name)
     call = _Call("all_reduce", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.all_reduce(group, array, how, label)])
@@ -74,7 +74,7 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
         (sum of n, ...).
     """
     group = world or current_world()
-    tensor = _tensor(tensor)
+    tensor = exchangeable(tensor)
     label = _label(name)
     call = _Call("all_gather", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.all_gather(group, array, label)])
@@ -86,7 +86,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: Wor
     """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks."""
     group = world or current_world()
     check_root(root, group)
-    tensor = _tensor(tensor)
+    tensor = exchangeable(tensor)
     label = _label(name)
     call = _Call("broadcast", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.broadcast(group, array, root, label)])
@@ -120,10 +120,9 @@ def reduce_scatter(
         ValueError: the tensor is a scalar, or `op` does not fit.
     """
     group = world or current_world()
-    tensor = _tensor(tensor)
-    _check_op(op, tensor.dtype)
-    if tensor.shape.rank == 0:
-        raise ValueError("reduce_scatter needs a tensor with a first axis, not a scalar")
+    tensor = exchangeable(tensor)
+    check_op(op, tensor.dtype)
+    check_rows(tensor)
     how, label = host.Reduction(op, before, after, half), _label(name)
     call = _Call("reduce_scatter", name, [tensor], [tensor.dtype])
     (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, label)])
@@ -149,7 +148,7 @@ def all_to_all(
         ValueError: `splits` does not add up.
     """
     group = world or current_world()
-    tensor = _tensor(tensor)
+    tensor = exchangeable(tensor)
     label = _label(name)
     inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
     call = _Call("all_to_all", name, inputs, [tensor.dtype, tf.int32])
@@ -161,15 +160,28 @@ def all_to_all(
     return result, received
 
 
-def _check_op(op: str, dtype: tf.DType) -> None:
+def check_op(op: str, dtype: tf.DType) -> None:
+    """Local: refuse a reduction that is unknown, or that this dtype has not.
+
+    Raises:
+        ValueError: with what there is.
+    """
     if op not in ("mean", "sum", "min", "max", "product", "adasum"):
         raise ValueError(f"op must be mean, sum, min, max, product or adasum, not {op!r}")
     if op == "adasum" and not dtype.is_floating:
         raise ValueError(f"adasum is for floating-point tensors, not {dtype.name}")
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
-        raise ValueError(f"a tensor of {dtype.name} cannot be reduced; give numbers or bool")
     if dtype.is_complex and op in ("min", "max"):
         raise ValueError(f"complex numbers have no {op}; reduce their real and imaginary parts")
+
+
+def check_rows(tensor: tf.Tensor) -> None:
+    """Local: refuse to scatter a scalar.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if tensor.shape.rank == 0:
+        raise ValueError("reduce_scatter needs a tensor with a first axis, not a scalar")
 
 
 def _rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
@@ -178,8 +190,17 @@ def _rows_shape(tensor: tf.Tensor) -> tf.TensorShape:
     return tf.TensorShape(None) if shape.rank is None else tf.TensorShape([None, *shape[1:]])
 
 
-def _tensor(value: Any) -> tf.Tensor:
-    return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+def exchangeable(value: Any) -> tf.Tensor:
+    """Local: a tensor that can be exchanged.
+
+    Raises:
+        ValueError: it has no numbers.
+    """
+    tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+    dtype = tensor.dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
+        raise ValueError(f"a tensor of {dtype.name} cannot be exchanged; give numbers or bool")
+    return tensor
 
 
 def _set_shape(result: tf.Tensor, shape: Any) -> None:

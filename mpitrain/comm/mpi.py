@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpitrain.comm import pickled
 from mpitrain.comm.communicator import Buffer, Communicator, Op
 from mpitrain.comm.shared_memory import remove_names
 from mpitrain.errors import RankLostError
@@ -229,14 +230,12 @@ class MpiCommunicator:
     @entered
     def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
         """Collective: a pickled object of rank `root`; ranks may come late, and are waited for politely."""
-        poll(self._comm.Ibarrier())
-        return self._comm.bcast(obj, root)
+        return pickled.broadcast_obj(self, self._mpi.pickle, obj, root)
 
     @entered
     def all_gather_obj(self, obj: Any) -> list[Any]:
         """Collective: the pickled objects of all ranks; ranks may come late, and are waited for politely."""
-        poll(self._comm.Ibarrier())
-        return list(self._comm.allgather(obj))
+        return pickled.all_gather_obj(self, self._mpi.pickle, obj)
 
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         """Collective: MPI_Comm_create; ranks may come late, and are waited for politely."""

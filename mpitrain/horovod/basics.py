@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.collectives.objects import all_found
 from mpitrain.comm import groups
 from mpitrain.comm import world as worlds
 from mpitrain.comm.world import World
@@ -18,7 +19,7 @@ from mpitrain.horovod.process_sets import (
     ERROR_INIT,
     ERROR_UNKNOWN_SET,
     ProcessSet,
-    distinct,
+    parts_of,
     register,
     table,
     told,
@@ -38,30 +39,58 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         process_sets: sets to register, or "dynamic" to allow `add_process_set`.
 
     Raises:
-        ValueError: this process is not in `comm`, or a process set is there twice.
+        ValueError: on every rank: one of them is not in its `comm`, or a process set is there twice.
     """
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", not {process_sets!r}')
-        os.environ[DYNAMIC_VARIABLE] = "1"
-        process_sets = None
-    if not table.started:
-        table.start(_job(comm))
-        timeline.start_from_environment(table.world())
-    register(list(process_sets or ()))
+    sets: list[Any] = []
 
+    def look(everyone: World) -> list[int]:
+        sets.extend(_sets_of(process_sets))
+        return _ranks_of(everyone, comm)
 
-def _job(comm: Any) -> World:
-    """Collective: the ranks that `comm` names."""
+    if table.started:
+        if wanted := _sets_of(process_sets):
+            register(wanted)
+        return
     everyone = worlds.init(device="all")  # scripts take the GPU of their local rank themselves
+    ranks = all_found(lambda: look(everyone), "hvd.init()", world=everyone)
+    table.start(_job(everyone, parts_of(ranks, "hvd.init(comm)")))
+    timeline.start_from_environment(table.world())
+    register(sets)
+
+
+def _sets_of(process_sets: Any) -> list[Any]:
+    """Local: those to register.
+
+    Raises:
+        ValueError: it is neither a list nor "dynamic".
+    """
+    if not isinstance(process_sets, str):
+        return list(process_sets or ())
+    if process_sets.lower() != "dynamic":
+        raise ValueError(f'process_sets must be a list of ProcessSet or "dynamic", not {process_sets!r}')
+    os.environ[DYNAMIC_VARIABLE] = "1"
+    return []
+
+
+def _ranks_of(everyone: World, comm: Any) -> list[int]:
+    """Local: the ranks that `comm` names.
+
+    Raises:
+        ValueError: it names none of this job.
+    """
     if comm is None or (isinstance(comm, Iterable) and not list(comm)):
-        return everyone
-    ranks = sorted(comm) if isinstance(comm, Iterable) else groups.ranks_of(everyone, comm)
+        return list(range(everyone.size))
+    if not isinstance(comm, Iterable):
+        return groups.ranks_of(everyone, comm)
+    return ProcessSet(comm).ranks or []
+
+
+def _job(everyone: World, parts: list[list[int]]) -> World:
+    """Collective: the one of these parts that this rank is in."""
     mine = everyone
-    for others in distinct(everyone, ranks):
-        if others != list(range(everyone.size)):
-            made = told(groups.group, everyone, others)
-            mine = made if made is not None else mine
+    for ranks in parts:
+        if ranks != list(range(everyone.size)):
+            mine = groups.group(everyone, ranks) or mine
     return mine
 
 

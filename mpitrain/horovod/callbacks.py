@@ -76,7 +76,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if logs and size() > 1:
             names = sorted(logs)
             own = np.array([float(logs[name]) for name in names])
-            means = collectives.all_reduce(own, "mean", world=world()).numpy()
+            # By name: ranks that have other metrics are told, instead of averaging one with another.
+            means = collectives.all_reduce(own, "mean", name=", ".join(names), world=world()).numpy()
             logs.update(zip(names, means.tolist(), strict=True))
 
 

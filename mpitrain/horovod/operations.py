@@ -100,21 +100,37 @@ def allreduce(
         tf.errors.InvalidArgumentError: this rank is not in the process set.
     """
     op = operation(op, average)
-    world = member(process_set)
+    how = _Reduction(member(process_set), op, prescale_factor, postscale_factor, compression, name)
+    return _allreduced(_reducible(tensor, how, process_set), how, process_set)
+
+
+def _reducible(tensor: Any, how: _Reduction, process_set: ProcessSet) -> Any:
+    """Local: a tensor, or `IndexedSlices`, to which nothing stands in the way but other ranks.
+
+    Raises:
+        NotImplementedError: another reduction or a factor with `IndexedSlices`, or Adasum that is not possible.
+        tf.errors.InvalidArgumentError: this dtype has not that reduction.
+    """
     if isinstance(tensor, tf.IndexedSlices):
-        if op not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
+        if how.op not in (Average, Sum) or (how.before, how.after) != (1.0, 1.0):
             raise NotImplementedError("IndexedSlices can be summed and averaged only, without factors")
+        return tensor
+    if how.op == Adasum:
+        _check_adasum(how.world, process_set)
+    tensor = told(collectives.exchangeable, tensor)
+    told(collectives.check_op, OPERATIONS[how.op], tensor.dtype)
+    return tensor
+
+
+def _allreduced(tensor: Any, how: _Reduction, process_set: ProcessSet) -> Any:
+    """Collective: the reduction of a tensor that can be reduced."""
+    if isinstance(tensor, tf.IndexedSlices):
         values = allgather(tensor.values, process_set=process_set)
         indices = allgather(tensor.indices, process_set=process_set)
-        values = values / tf.cast(world.size, values.dtype) if op == Average else values
+        values = values / tf.cast(how.world.size, values.dtype) if how.op == Average else values
         return tf.IndexedSlices(values, indices, tensor.dense_shape)
-    if op == Adasum:
-        _check_adasum(world, process_set)
-    if not isinstance(tensor, tf.Tensor):
-        tensor = tf.convert_to_tensor(tensor)
-    small, context = compression.compress(tensor)
-    how = _Reduction(world, op, prescale_factor, postscale_factor, compression, name)
-    return compression.decompress(_reduced(small, how), context)
+    small, context = how.compression.compress(tensor)
+    return how.compression.decompress(_reduced(small, how), context)
 
 
 def _check_adasum(world: World, process_set: ProcessSet) -> None:
@@ -137,12 +153,14 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Collective: `allreduce` of each."""
-    options: dict[str, Any] = {"compression": compression, "op": operation(op, average), "process_set": process_set}
-    factors: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    return [
-        allreduce(tensor, name=_numbered(name, index), **options, **factors) for index, tensor in enumerate(tensors)
+    """Collective: `allreduce` of each, once all are found to be possible."""
+    op, world = operation(op, average), member(process_set)
+    ways = [
+        _Reduction(world, op, prescale_factor, postscale_factor, compression, _numbered(name, index))
+        for index in range(len(tensors))
     ]
+    found = [_reducible(tensor, how, process_set) for tensor, how in zip(tensors, ways, strict=True)]
+    return [_allreduced(tensor, how, process_set) for tensor, how in zip(found, ways, strict=True)]
 
 
 def _numbered(name: str | None, index: int) -> str | None:
@@ -178,7 +196,8 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Collective: `allgather` of each."""
-    return [allgather(tensor, _numbered(name, index), process_set=process_set) for index, tensor in enumerate(tensors)]
+    found = [told(collectives.exchangeable, tensor) for tensor in tensors]
+    return [allgather(tensor, _numbered(name, index), process_set=process_set) for index, tensor in enumerate(found)]
 
 
 def broadcast(
@@ -211,8 +230,14 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Collective: variables become those of rank `root_rank`, in place; their new values."""
+    """Collective: variables become those of rank `root_rank`, in place; their new values.
+
+    Raises:
+        ValueError: not all are variables.
+    """
     values = []
+    if not all(hasattr(variable, "assign") for variable in variables):
+        raise ValueError("broadcast_ takes variables; give tensors to broadcast")
     for index, variable in enumerate(variables):
         value = broadcast(variable, root_rank, _numbered(name, index), process_set=process_set)
         assigned = variable.assign(value)
@@ -272,10 +297,20 @@ def reducescatter(
     """
     if operation(op, None) == Adasum:
         raise NotImplementedError("Adasum is for allreduce only")
-    world = member(process_set)
-    small, context = compression.compress(tf.convert_to_tensor(tensor))
-    how = _Reduction(world, op, prescale_factor, postscale_factor, compression, name)
+    how = _Reduction(member(process_set), op, prescale_factor, postscale_factor, compression, name)
+    small, context = compression.compress(_scatterable(tensor, how, process_set))
     return compression.decompress(_scattered(small, how), context)
+
+
+def _scatterable(tensor: Any, how: _Reduction, process_set: ProcessSet) -> Any:
+    """Local: as `_reducible`, with rows.
+
+    Raises:
+        tf.errors.InvalidArgumentError: it is a scalar.
+    """
+    found = _reducible(tf.convert_to_tensor(tensor), how, process_set)
+    told(collectives.check_rows, found)
+    return found
 
 
 def grouped_reducescatter(
@@ -287,7 +322,9 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Collective: `reducescatter` of each."""
+    """Collective: `reducescatter` of each, once all are found to be possible."""
+    how = _Reduction(member(process_set), operation(op, None), prescale_factor, postscale_factor, compression, None)
+    found = [_scatterable(tensor, how, process_set) for tensor in tensors]
     one = functools.partial(
         reducescatter,
         compression=compression,
@@ -296,4 +333,4 @@ def grouped_reducescatter(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
     )
-    return [one(tensor) for tensor in tensors]
+    return [one(tensor) for tensor in found]

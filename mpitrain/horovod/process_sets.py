@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mpitrain.collectives.objects import all_found
 from mpitrain.comm import groups
 from mpitrain.comm.world import World
 from mpitrain.errors import CollectiveError
@@ -40,9 +42,9 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
             return
         ranks = list(ranks_or_comm)
-        if not all(isinstance(rank, int) for rank in ranks):
+        if not all(isinstance(rank, numbers.Integral) for rank in ranks):
             raise ValueError(f"a ProcessSet takes whole numbers for ranks, not {ranks}")
-        self.ranks = sorted(ranks)
+        self.ranks = sorted(map(int, ranks))
 
     def size(self) -> int | None:
         """Local: how many they are; None while it is not registered."""
@@ -150,7 +152,7 @@ class Table:
 
     def remove(self, number: int) -> None:
         """Collective: the set is no more."""
-        self.world().agreement.call(f"remove process set {number} of {self.ranks_of(number)}")
+        self.world().agreement.call(f"remove process set {number} of {self._ranks[number] if number else None}")
         del self._worlds[number], self._ranks[number]
         self._free.append(number)
 
@@ -198,73 +200,115 @@ def position(process_set: ProcessSet, root_rank: int) -> int:
     return ranks.index(root_rank)
 
 
-def distinct(world: World, own: list[int]) -> list[list[int]]:
-    """Collective: the lists of ranks that the ranks of the job gave, each once, by their first rank.
+def parts_of(everyone: Sequence[Sequence[int]], what: str) -> list[list[int]]:
+    """Local: the different lists among those that the ranks gave, each its own, by their first rank.
 
     Raises:
-        ValueError: on every rank: some rank gave a list without itself.
+        ValueError: a rank is in the list of another, but gave one of its own, or is not in the one it gave.
     """
-    world.agreement.call("compare groups of ranks")
-    everyone = world.communicator.all_gather_obj(own)
-    outside = [rank for rank, ranks in enumerate(everyone) if rank not in ranks]
-    if outside:
-        raise ValueError(f"ranks {outside} gave ranks or a communicator of which they are no members")
+    for rank, ranks in enumerate(everyone):
+        places = range(len(everyone))
+        odd = [other for other in ranks if other not in places or list(everyone[other]) != list(ranks)]
+        if odd or rank not in ranks:
+            others = f", which is not what ranks {odd} gave" if odd else ", of which it is no member"
+            raise ValueError(f"{what}: rank {rank} gave the ranks {list(ranks)}{others}")
     return sorted(list(ranks) for ranks in {tuple(ranks) for ranks in everyone})
 
 
 def register(process_sets: Sequence[ProcessSet]) -> None:
-    """Collective: the sets given to `init`.
+    """Collective: the sets given to `init`, once all ranks know that all of them are right.
 
     Raises:
-        ValueError: two of them have the same ranks, or one has all.
+        ValueError: on every rank: two of them have the same ranks, one has all, or ranks give different ones.
     """
-    seen: set[int | None] = {0}
-    for index, process_set in enumerate(process_sets):
-        if process_set.ranks is not None and process_set.mpi_comm is None:
-            wanted = [process_set.ranks]
+    world = table.world()
+    everyone = all_found(lambda: [_given(one, world) for one in process_sets], "register process sets", world=world)
+    if len({len(given) for given in everyone}) > 1:
+        raise ValueError(f"ranks gave different numbers of process_sets: {[len(given) for given in everyone]}")
+    wanted: list[list[list[int]]] = []
+    for index, given in enumerate(zip(*everyone, strict=True)):
+        what = f"process_sets entry number {index}"
+        if any(is_part for is_part, _ in given):
+            wanted.append(parts_of([ranks for _, ranks in given], what))
         else:
-            process_set.ranks = groups.ranks_of(table.world(), process_set.mpi_comm)
-            wanted = told(distinct, table.world(), process_set.ranks)
-        for ranks in wanted:
+            if any(ranks != given[0][1] for _, ranks in given):
+                raise ValueError(f"{what} must be the same on all ranks, but they gave {[ranks for _, ranks in given]}")
+            wanted.append([given[0][1]])
+        for ranks in wanted[-1]:
+            _check_ranks(ranks, world)
+        before = [list(range(world.size)), *(ranks for one in wanted[:-1] for ranks in one)]
+        if any(ranks in before for ranks in wanted[-1]):
+            raise ValueError(f"{what} is a duplicate: there is another of the ranks {wanted[-1][0]}")
+    for process_set, (_, own), lists in zip(process_sets, everyone[world.rank], wanted, strict=True):
+        for ranks in lists:
             if table.number_of(ranks) is None:
                 told(table.add, ranks)
-        process_set.process_set_id = table.number_of(process_set.ranks)
-        if process_set.process_set_id in seen:
-            process_set.process_set_id = None
-            raise ValueError(f"process_sets entry number {index} is a duplicate: {process_set}")
-        seen.add(process_set.process_set_id)
+        process_set.ranks, process_set.process_set_id = own, table.number_of(own)
+
+
+def _given(process_set: ProcessSet, world: World) -> tuple[bool, list[int]]:
+    """Local: whether each rank gives the part that it is in, and the ranks.
+
+    Raises:
+        ValueError: it is no process set, or its communicator is none of this job.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_sets must be a list of ProcessSet, not of {type(process_set).__name__}")
+    if process_set.mpi_comm is not None:
+        return True, groups.ranks_of(world, process_set.mpi_comm)
+    return False, list(process_set.ranks or ())
+
+
+def _check_ranks(ranks: Sequence[int], world: World) -> None:
+    """Local: refuse what is no set of ranks."""
+    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world.size:
+        raise ValueError(f"a process set needs different ranks from 0 to {world.size - 1}, not {list(ranks)}")
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Collective: register a set, or ranks, after `init`. All ranks of the job call it, members or not.
 
     Raises:
-        ValueError: there is one of the same ranks, or sets may not be added.
+        ValueError: on every rank: there is one of the same ranks, or sets may not be added.
         NotImplementedError: it was made from a communicator.
+        tf.errors.FailedPreconditionError: ranks add different sets.
     """
-    wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if wanted.ranks is None:
-        raise NotImplementedError("a process set of a communicator is given to hvd.init(), or made from its ranks")
-    _check_dynamic("adding")
-    if table.number_of(wanted.ranks) is not None:
-        raise ValueError(f"there is a process set of the same ranks already: {wanted}")
-    try:
-        wanted.process_set_id = table.add(wanted.ranks)
-    except CollectiveError as error:
-        raise tf.errors.FailedPreconditionError(None, None, str(error)) from error
-    return wanted
+
+    def look() -> None:
+        wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        if wanted.ranks is None:
+            raise NotImplementedError("a process set of a communicator is given to hvd.init(), or made from its ranks")
+        _check_dynamic("adding")
+        _check_ranks(wanted.ranks, table.world())
+        if table.number_of(wanted.ranks) is not None:
+            raise ValueError(f"there is a process set of the same ranks already: {wanted}")
+        found.append(wanted)
+
+    found: list[ProcessSet] = []
+    all_found(look, "look at a process set to add", world=table.world())
+    found[0].process_set_id = told(table.add, found[0].ranks)
+    return found[0]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Collective: unregister a set; False for one that is not registered, and for that of all ranks."""
-    number = process_set.process_set_id
-    if not number:
+    """Collective: unregister a set; False for one that is not registered, and for that of all ranks.
+
+    Raises:
+        ValueError: on every rank: sets may not be removed.
+        tf.errors.FailedPreconditionError: ranks remove different sets.
+    """
+
+    def look() -> int:
+        number = process_set.process_set_id or 0
+        if number:
+            _check_dynamic("removing")
+            process_set.process_set_id = None
+        return number if number in table.ids_and_ranks() else 0
+
+    found = all_found(look, "look at a process set to remove", world=table.world())
+    if set(found) == {0}:
         return False
-    _check_dynamic("removing")
-    process_set.process_set_id = None
-    if number not in table.ids_and_ranks():
-        return False
-    told(table.remove, number)
+    told(table.remove, found[table.world().rank])
     return True
 
 

@@ -36,21 +36,23 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World
         MismatchError: ranks have different variables.
     """
     variables = list(variables)
+    values = [variable.numpy() if world.rank == root else None for variable in variables]  # what has none raises now
     world.agreement.call(f"broadcast_variables from rank {root} of {describe(variables)}")
-    for variable in variables:
-        value = np.array(variable.numpy(), order="C", ndmin=1)
-        world.communicator.broadcast(value, root)
-        if world.rank != root:
-            variable.assign(value.reshape(tuple(variable.shape)))
+    for variable, value in zip(variables, values, strict=True):
+        shape = tuple(variable.shape)
+        buffer = np.empty(shape, _dtype(variable)) if value is None else np.array(value, order="C")
+        world.communicator.broadcast(buffer, root)
+        if value is None:
+            variable.assign(buffer)
 
 
 def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[tuple[int, list[int]]]:
     """Collective: positions of variables that differ between ranks; each with those that differ from rank `root`."""
     variables = list(variables)
-    world.agreement.call(f"checksums of {describe(variables)}")
     own = np.array(
         [zlib.crc32(np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8).data) for v in variables], np.int64
     )
+    world.agreement.call(f"checksums of {describe(variables)}")
     sums = np.zeros((world.size, len(own)), np.int64)
     world.communicator.all_gather(own, sums)
     return [
