@@ -205,7 +205,12 @@ class _Hook(Hook):
         if self.synchronized:
             return False
         self.synchronized = True
-        return synchronize(self._state(variables), world=self.exchange.world)
+        state = self._state(variables)
+        if self._traced:  # which made them alike; and graphs may count the step before its exchange, on some ranks
+            both = (self.optimizer, getattr(self.optimizer, "inner_optimizer", self.optimizer))
+            counters = {id(optimizer._iterations) for optimizer in both}
+            state = [variable for variable in state if id(variable) not in counters]
+        return synchronize(state, world=self.exchange.world)
 
     def _state(self, variables: Sequence[Any]) -> list[Any]:
         state = {id(variable): variable for variable in variables if self.exchange.is_shared(variable)}
