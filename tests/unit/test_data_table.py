@@ -43,8 +43,8 @@ def refused(path: Path, **options: Any) -> str:
         ("a.csv", TWO.replace(",", "\t").encode()),
         ("a.tsv", TWO.replace(",", "\t").encode()),
         ("a.csv", TWO.replace(",", "\t").encode("utf-16")),
-        ("a.csv.gz", gzip.compress(TWO.encode())),
-        ("A.TSV.GZ", gzip.compress(TWO.replace(",", "\t").encode("utf-8-sig"))),
+        ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)),
+        ("A.TSV.GZ", gzip.compress(TWO.replace(",", "\t").encode("utf-8-sig"), mtime=0)),
         ("a.csv", b"\n" + TWO.encode() + b"\n\n"),
         ("a.csv", b'"a","b, in mm","label"\n"1","2","0"\n"3","4.5","1"\n'),
         ("a.csv", b"a; b, in mm; label\n 1; 2 ;0\n3; 4.5; 1\n"),
@@ -150,8 +150,8 @@ def test_refused(tmp_path: Path, text: str, message: str) -> None:
         ("a.csv", "gr\u00f6\u00dfe,y\n1,0\n".encode("latin-1")),
         ("a.csv", bytes(range(128, 256))),
         ("a.csv.gz", TWO.encode()),
-        ("a.csv.gz", gzip.compress(TWO.encode())[:-9]),
-        ("a.csv.gz", gzip.compress(TWO.encode())[:20] + b"words"),
+        ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:-9]),
+        ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:20] + b"words"),
     ],
 )
 def test_bytes_that_are_no_text_refused(tmp_path: Path, name: str, content: bytes) -> None:
