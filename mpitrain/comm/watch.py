@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from mpitrain.comm.communicator import Communicator
-from mpitrain.faults import handshake, interfaces
+from mpitrain.faults import guardian, handshake, interfaces
 from mpitrain.faults.exit_status import end_now
 from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.processes import Process
@@ -58,6 +58,9 @@ def start(
     roster = Roster(topology.rank, seats, everyone[0][2])
     watchdog = Watchdog(communicator.activity, roster, listeners, options, communicator.abort, write)
     watchdog.start()
+    here = roster.neighbours(range(communicator.size), roster.own)
+    if here[0].rank == roster.own:
+        guardian.start(seat.process.pid for seat in here)
     return watchdog
 
 

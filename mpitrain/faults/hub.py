@@ -119,7 +119,7 @@ class Hub:
         elif kind == "data":
             self._hear_data(rank, message)
         elif kind == "ended":
-            self._neighbours.ended.setdefault(int(message["rank"]), (int(message["status"]), bool(message["memory"])))
+            self._neighbours.ended.setdefault(int(message["rank"]), (int(message["status"]), message["memory"]))
         elif kind in ("bye", "moved"):
             self.members.pop(rank, None)
             if kind == "bye":
@@ -186,6 +186,8 @@ class Hub:
                 ended[rank] = since
         ended.update({rank: now for rank in neighbours.ended if rank in self.members})
         ended.update(self.losses.untold(self._roster.own, {*self.members, *self._broken, *self._gone}, now))
+        spoken = {culprit.rank for _, fault in self._faults for culprit in fault.culprits}
+        ended = {rank: since for rank, since in ended.items() if rank not in spoken}
         if ended:
             self._tell_deaths(ended)
 
@@ -213,9 +215,10 @@ class Hub:
         how, code, name = "ended without a word (killed, or its host is gone)", 1, None
         if status is not None:
             how, code, name = processes.how_it_ended(status)
-        memory = memory and name == "SIGKILL"
-        if memory:
-            how += " by the kernel, which had no memory left"
+        memory = memory if name == "SIGKILL" else False
+        if memory is not False:
+            how += f"{'' if memory else ', perhaps'} by the kernel, which had no memory left"
+            how += "" if memory else " for some process"
         if said.get("updates"):
             how += f" after update {said['updates']}"
         resident = said.get("resident")
@@ -239,6 +242,8 @@ class Hub:
         if len(missed) == len(found) and not causes:
             patience = EXIT_SECONDS  # in which those that have ended say so here, too
         if now - self._faults[0][0] >= patience:
+            if patience == SIGNAL_SECONDS:  # sent by a launcher, if a rank has ended before
+                self._look_for_deaths(now + 2 * REDIAL_SECONDS)
             self._faults = []
             self._tell([*causes, *report.merged([fault for fault in found if not (causes and fault in missed)])])
 

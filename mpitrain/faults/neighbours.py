@@ -21,7 +21,8 @@ class Neighbours:
     Attributes:
         descriptors: of all others, by rank, since those that die together may be all but one; readable once their
             process has ended.
-        ended: of ranks that have ended: status as of `os.waitpid`, and whether the kernel had no memory left.
+        ended: of ranks that have ended: status as of `os.waitpid`, and whether the kernel did it for want of memory;
+            None where it has so ended some process meanwhile, perhaps this one.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -29,7 +30,7 @@ class Neighbours:
         others = [seat for seat in roster.neighbours(range(len(roster.seats)), roster.own) if seat.rank != roster.own]
         found = {seat.rank: seat.process.open() for seat in others}
         self.descriptors = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
-        self.ended: dict[int, tuple[int, bool]] = {}
+        self.ended: dict[int, tuple[int, bool | None]] = {}
         self._out_of_memory_kills = processes.out_of_memory_kills()
 
     def is_here(self, rank: int) -> bool:
@@ -47,12 +48,17 @@ class Neighbours:
         while rank not in self.ended and self.is_here(rank):
             status = self._roster.seats[rank].process.exit_status(self.descriptors.get(rank))
             if status is not None:
-                self.ended[rank] = (status, processes.out_of_memory_kills() > self._out_of_memory_kills)
+                self.ended[rank] = (status, self._for_memory(rank))
             elif time.monotonic() >= until:
                 break
             else:
                 time.sleep(0.001)
         return rank in self.ended
+
+    def _for_memory(self, rank: int) -> bool | None:
+        if processes.out_of_memory_kills() <= self._out_of_memory_kills:
+            return False
+        return processes.killed_for_memory(self._roster.seats[rank].process)
 
     def is_gone(self, rank: int) -> bool:
         """Local: its process was on this host, and is there no more."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ STATES = {
     "X": "ended",
 }
 PIDFD_INFO, PIDFD_INFO_EXIT = "=QQ11Ii", 1 << 3  # mask, control group, numbers of process and users, exit status
+KILLED = re.compile(rb"\d+,\d+,(\d+),.*Killed process (\d+) ")  # priority, number, microseconds since the start
+INITIAL_NAMESPACE = 0xEFFFFFFC  # linux/proc_ns.h
 EXIT_CODE_FIELD, STATE_FIELD, START_FIELD = 51, 2, 21  # of /proc/PID/stat, from 0
 
 
@@ -116,6 +120,29 @@ def out_of_memory_kills(root: Path = Path("/")) -> int:
     return sum(counts)
 
 
+def killed_for_memory(process: Process, log: Path = Path("/dev/kmsg")) -> bool | None:
+    """Local: whether the kernel has ended a process for want of memory, as its log says; None where that is not known.
+
+    Args:
+        process: that has ended.
+        log: of the kernel, which few may read, and which counts the processes of a container otherwise.
+    """
+    since = (process.started / os.sysconf("SC_CLK_TCK") - 1.0) * 1e6
+    try:
+        if Path("/proc/self/ns/pid").stat().st_ino != INITIAL_NAMESPACE:
+            return None
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = [KILLED.match(record) for record in _records(descriptor)]
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return any(match and int(match[1]) >= since and int(match[2]) == process.pid for match in found)
+
+
 def signal_name(number: int) -> str:
     """Local: such as SIGKILL."""
     try:
@@ -156,6 +183,20 @@ def _exit_status_of(descriptor: int) -> int | None:
     except OSError:
         return None
     return status if mask & PIDFD_INFO_EXIT else None
+
+
+def _records(descriptor: int) -> Iterator[bytes]:
+    """Local: those of the kernel's log, one at each read."""
+    while True:
+        try:
+            record = os.read(descriptor, 1 << 13)
+        except BrokenPipeError:
+            continue  # it was overwritten meanwhile
+        except BlockingIOError:
+            return
+        if not record:
+            return
+        yield from record.splitlines()
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -48,7 +48,7 @@ class Fault:
         exit_code: of the job.
         culprits: the ranks that it happened on.
         signal: name of the signal that a process got, if one did.
-        out_of_memory: the kernel killed it for want of memory.
+        out_of_memory: the kernel killed it for want of memory; None where it killed some process, perhaps this one.
         step: that were finished; see `Activity.progress`.
     """
 
@@ -57,14 +57,14 @@ class Fault:
     exit_code: int
     culprits: tuple[Culprit, ...] = field(default=())
     signal: str | None = None
-    out_of_memory: bool = False
+    out_of_memory: bool | None = False
     step: int | None = None
 
     @property
     def reason(self) -> str:
         """The same for two faults of the same cause."""
         if self.kind == "death":
-            memory = " by the kernel, which had no memory left" * self.out_of_memory
+            memory = " by the kernel, which had no memory left" * bool(self.out_of_memory)
             return f"was killed by {self.signal}{memory}" if self.signal else f"ended with exit code {self.exit_code}"
         if self.kind == "stall":
             return "did not come to where the others waited"

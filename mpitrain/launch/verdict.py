@@ -23,9 +23,8 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     """The exit code of the job, and sentences for the user.
 
     The launcher's exit code stands if it tells of a failure; not so where rank 0 has told that it ends with 0, and all
-    ranks had come to their end: what happens to them afterwards is no matter. If it is 0 and several hosts took part,
-    the job has succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell
-    nothing).
+    ranks had come to their end: what happens to them afterwards is no matter. If it is 0, a job of several ranks has
+    succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell nothing).
 
     Args:
         outcome: from the supervisor.
@@ -39,10 +38,14 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     if outcome.signals and outcome.code == 0 and not outcome.finished:
         return 128 + outcome.signals[-1], said
     hosts = set(outcome.listener.ranks("begun").values()) | {host.name for host in request.hosts}
-    if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and len(hosts) > 1)):
+    several = len(hosts) > 1 or (outcome.met and request.ranks > 1)
+    if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and several)):
+        why = "A host or a connection may have been lost" if len(hosts) > 1 else "A rank may have ended without a word"
+        if outcome.first is not None:
+            why = f"Rank {outcome.first} on {os.uname().nodename} ended first"
         said.append(
             "the job has failed, although its launcher ended with exit code 0: rank 0 did not come to its end. "
-            "A host or a connection may have been lost; what was printed last, and the hosts' logs, may tell"
+            f"{why}; what was printed last, and the hosts' logs, may tell"
         )
         return 1, said
     if outcome.code != 0 and not outcome.signals and outcome.succeeded:
