@@ -29,6 +29,7 @@ from mpitrain.runtime import devices as device_rules
 from mpitrain.runtime import gpus, imports, launcher
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
+from mpitrain.runtime.launcher import Launcher
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
 
@@ -230,7 +231,7 @@ def _start_limit(
     environ: Mapping[str, str], warning: float | None, abort: float | None
 ) -> contextlib.AbstractContextManager[None]:
     """Local: of the time in which all ranks come, where a launcher has started them."""
-    if launcher.detect(environ) is None:
+    if _launcher(environ) is None:
         return contextlib.nullcontext()
     found = FaultOptions.patience(environ, stall_warning=warning, stall_abort=abort)
     return watch.limit(found.stall_abort, warning_seconds=found.stall_warning)
@@ -316,8 +317,17 @@ def use(world: World) -> None:
     _current[:] = [world]
 
 
+def _launcher(environ: Mapping[str, str]) -> Launcher | None:
+    """Local: what has started this process as a rank; None in a worker of `multiprocessing`, which is alone."""
+    process = sys.modules.get("multiprocessing.process")
+    is_worker = process is not None and process.parent_process() is not None
+    # A worker that is spawned, and the server that forks workers, run the script before they know their parent.
+    runs_script_again = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
+    return None if is_worker or runs_script_again else launcher.detect(environ)
+
+
 def _connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
-    found = launcher.detect(environ)
+    found = _launcher(environ)
     if found is None and "mpi4py.MPI" not in sys.modules:
         return LocalCommunicator(), Topology.single(os.uname().nodename)
     from mpitrain.comm.mpi import MpiCommunicator

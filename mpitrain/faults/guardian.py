@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 AGAIN_SECONDS = 0.05
 ATTEMPTS = 20
+NEEDED = ("PATH", "LD_LIBRARY_PATH")
 
 
 def start(pids: Iterable[int]) -> None:
@@ -32,9 +33,10 @@ def start(pids: Iterable[int]) -> None:
         return
     # By a shell, which ends at once: a program that waits for all of its children must not find this one.
     words = ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-I", "-S", __file__, *leaders]
-    nowhere = subprocess.DEVNULL
+    environ = {name: value for name, value in os.environ.items() if name in NEEDED}  # not those of a rank
+    none = subprocess.DEVNULL
     with contextlib.suppress(OSError):
-        subprocess.run(words, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True, check=False)
+        subprocess.run(words, env=environ, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)
 
 
 def main(pids: Iterable[int]) -> None:
