@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mpitrain.comm.world import World
 REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
 GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")
 SESSION_ROUND = "the next collective of a session"
+Function = TypeVar("Function", bound=Callable[..., Any])
 NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "min": lambda dtype: np.inf if dtype.kind not in "iub" else True if dtype.kind == "b" else np.iinfo(dtype).max,
     "max": lambda dtype: -np.inf if dtype.kind not in "iub" else False if dtype.kind == "b" else np.iinfo(dtype).min,
@@ -35,6 +36,17 @@ def _form_of(dtype: np.dtype[Any], shape: tuple[int | str, ...]) -> str:
 
 def _contiguous(array: Buffer) -> Buffer:
     return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _in_turn(collective: Function) -> Function:
+    """Local: what another thread of this rank calls waits until this is done."""
+
+    @functools.wraps(collective)
+    def call(world: World, *args: Any) -> Any:
+        with world.agreement.turn:
+            return collective(world, *args)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,7 @@ class Reduction:
         return f"{self.op}{factors}{', half' if self.half else ''}"
 
 
+@_in_turn
 def all_reduce(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
     """Collective: the reduction over ranks, of equal shapes.
 
@@ -128,6 +141,7 @@ def _wide(dtype: np.dtype[Any], op: str) -> Any:
     return np.float32 if dtype.itemsize == 2 else dtype
 
 
+@_in_turn
 def all_gather(world: World, array: Buffer, label: str = "") -> Buffer:
     """Collective: concatenation along the first axis, in rank order; first dimensions may differ."""
     array = np.atleast_1d(array)
@@ -164,6 +178,7 @@ def without_data(world: World, description: str) -> Callable[[], object] | None:
     return None
 
 
+@_in_turn
 def broadcast(world: World, array: Buffer, root: int, label: str = "") -> Buffer:
     """Collective: rank `root`'s array."""
     world.agreement.call(f"broadcast from rank {world.agreement.number(root)} of {_form(array)}{label}")
@@ -172,6 +187,7 @@ def broadcast(world: World, array: Buffer, root: int, label: str = "") -> Buffer
     return result.reshape(array.shape)
 
 
+@_in_turn
 def reduce_scatter(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
     """Collective: this rank's rows of the reduction; earlier ranks get one row more."""
     world.agreement.call(f"reduce_scatter({how}) of {_form(array)}{label}")
@@ -181,6 +197,7 @@ def reduce_scatter(world: World, array: Buffer, how: Reduction, label: str = "")
     return total[start : start + base + (world.rank < extra)]
 
 
+@_in_turn
 def all_to_all(world: World, array: Buffer, splits: Buffer | None, label: str = "") -> tuple[Buffer, Buffer]:
     """Collective: send runs of rows to each rank; the rows received, and how many from each rank."""
     rows = array.shape[0] if array.ndim else 0

@@ -23,8 +23,9 @@ def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
         ValueError: on every rank: some rank's object cannot be pickled.
     """
     group = world or current_world()
-    group.agreement.call("all_gather_obj")
-    return group.communicator.all_gather_obj(obj)
+    with group.agreement.turn:
+        group.agreement.call("all_gather_obj")
+        return group.communicator.all_gather_obj(obj)
 
 
 def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any:
@@ -35,8 +36,9 @@ def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any
     """
     group = world or current_world()
     check_root(root, group)
-    group.agreement.call(f"broadcast_obj from rank {root}")
-    return group.communicator.broadcast_obj(obj, root)
+    with group.agreement.turn:
+        group.agreement.call(f"broadcast_obj from rank {root}")
+        return group.communicator.broadcast_obj(obj, root)
 
 
 def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Found]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,11 @@ import numpy as np
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import MismatchError, RankFinishedError
 
-JOINING, FINISHED = 0, 1
+CONTENDED, JOINING, FINISHED = -1, 0, 1
+THREADS = (
+    "call collectives at the same time, and other ranks may call them in another order: call them from one thread, or "
+    "one after the other."
+)
 REPORTS = 3
 Able = Callable[[int, str], float | None]
 
@@ -75,6 +80,41 @@ def signature_of(description: str) -> int:
     return int.from_bytes(digest, "little") % (1 << 62) + 2
 
 
+class Turn:
+    """Held by one thread of this rank during a collective, with all that belongs to it.
+
+    Threads that call collectives at the same time may do so in another order on another rank. So they are refused.
+
+    Attributes:
+        lock: what is held.
+        contended: a thread has had to wait for another one.
+    """
+
+    def __init__(self) -> None:
+        self.contended = False
+        self.lock = threading.RLock()
+        self._depth = 0  # collectives may call others
+
+    def __enter__(self) -> None:
+        """Local: wait for other threads."""
+        if not self.lock.acquire(blocking=False):
+            self.contended = True
+            self.lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        """Local.
+
+        Raises:
+            MismatchError: another thread has come meanwhile.
+        """
+        self._depth -= 1
+        outermost = self._depth == 0
+        self.lock.release()
+        if self.contended and outermost and kind is None:
+            raise MismatchError(f"several threads of this rank {THREADS}")
+
+
 class Agreement:
     """Gathers headers on one communicator.
 
@@ -84,6 +124,7 @@ class Agreement:
         ranks: their numbers in the job, for messages, where the group is a part of it.
 
     Attributes:
+        turn: held while a collective is called, by what calls more than its header.
         waiting_seconds: until the slowest rank had come, in all.
         report: this rank's numbers, see REPORTS.
         request: bits that all ranks see in the next header; their meaning is the caller's.
@@ -92,6 +133,7 @@ class Agreement:
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
+        self.turn = Turn()
         self.observer: Observer | None = None
         self.between(hosts, ranks)
         self._descriptions: dict[int, str] = {
@@ -132,10 +174,11 @@ class Agreement:
         """
         signature = signature_of(description)
         self._descriptions[signature] = description
-        agreed = self._gather(signature, samples)
-        if agreed.active is self._everyone:
-            return agreed
-        agreed = self._ask_idle(agreed, description, lambda what, text: samples)
+        with self.turn:
+            agreed = self._gather(signature, samples)
+            if agreed.active is self._everyone:
+                return agreed
+            agreed = self._ask_idle(agreed, description, lambda what, text: samples)
         if not (agreed.possible and idle_ok):
             self._raise_idle(description)
         return agreed
@@ -148,10 +191,11 @@ class Agreement:
             able: tells of a signature and its description how many samples this rank still has to contribute,
                 0 for none, or None if it cannot take part. Then `possible` is False, and the active ranks raise.
         """
-        agreed = self._gather(FINISHED if finished else JOINING, 0.0)
-        if agreed.signature is None:
-            return agreed
-        return self._ask_idle(agreed, "", able or (lambda what, text: 0.0))
+        with self.turn.lock:
+            agreed = self._gather(FINISHED if finished else JOINING, 0.0)
+            if agreed.signature is None:
+                return agreed
+            return self._ask_idle(agreed, "", able or (lambda what, text: 0.0))
 
     def leave(self) -> None:
         """Collective: wait until all ranks are at the end of their programs, able to take part in nothing."""
@@ -172,7 +216,7 @@ class Agreement:
         return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()), description=text)
 
     def _gather(self, what: int, samples: float) -> Agreed:
-        self._what[0] = what
+        self._what[0] = CONTENDED if self.turn.contended and what > FINISHED else what
         self._mine[1] = samples
         self._mine[2] = self.request
         self._mine[3:] = self.report
@@ -194,6 +238,11 @@ class Agreement:
         samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
             return Agreed(what, samples_of_all, reports, requests, self._everyone)
+        if CONTENDED in calls:
+            if what > FINISHED:
+                ranks = [rank for rank, call in enumerate(calls) if call == CONTENDED]
+                raise MismatchError(f"several threads of {self.name(ranks)} {THREADS}")
+            return Agreed(None, samples_of_all, reports, requests, ~self._everyone)
         called = {call for call in calls if call > FINISHED}
         if len(called) > 1:
             self._raise_mismatch(what)

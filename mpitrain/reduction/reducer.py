@@ -12,7 +12,7 @@ import numpy as np
 from mpitrain.comm.agreement import Agreed, Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import MismatchError, MpitrainError
 from mpitrain.faults.activity import LOOKED_AT_BATCHES
 from mpitrain.reduction.buckets import Bucket, BucketPlan
 from mpitrain.reduction.finite import FiniteCheck
@@ -87,12 +87,13 @@ class Reducer:
         self._left_behind: list[BufferPool] = []
         self._weights = _Weights(None, 1.0)
         self._pending: Agreed | None = None
+        self._next: tuple[BucketPlan, int] | None = None  # bucket of an update that is under way
 
     def begin_anew(self) -> None:
         """Local: ranks were lost, perhaps in the middle of an update."""
         self._left_behind.append(self._pool)  # messages may still arrive in it
         self._pool = BufferPool()
-        self._pending = self.agreed = None
+        self._pending = self.agreed = self._next = None
 
     def contribute_nothing(self, agreed: Agreed) -> None:
         """Local: the next update is one of other ranks, whose header was received already."""
@@ -124,8 +125,32 @@ class Reducer:
             One array for each of `arrays`, in memory that stays valid while it is referred to.
 
         Raises:
-            MismatchError: ranks have different plans.
+            MismatchError: ranks have different plans, or another update is under way on this one.
         """
+        try:
+            with self.agreement.turn:
+                under_way, self._next = self._next, None
+                if under_way != (None if index == 0 else (plan, index)):
+                    raise MismatchError(
+                        f"{plan.title}: another update of this rank is not finished: two threads exchange gradients at "
+                        "the same time, or an error ended the other one. Exchange from one thread."
+                    )
+                result = self._exchange(plan, index, arrays, samples, synchronize)
+                self._next = (plan, index + 1) if index + 1 < len(plan.buckets) else None
+                return result
+        except MpitrainError as error:
+            self.communicator.activity.error = error
+            raise
+
+    def _exchange(
+        self,
+        plan: BucketPlan,
+        index: int,
+        arrays: Sequence[Buffer],
+        samples: float,
+        synchronize: Callable[[], bool] | None,
+    ) -> list[Buffer]:
+        """Collective: `exchange`, in turn."""
         activity = self.communicator.activity
         activity.inside = plan, index
         try:
@@ -140,9 +165,6 @@ class Reducer:
             self.statistics.exchange += time.perf_counter() - start
             if self.agreement.observer is not None:
                 self.agreement.observer.ended()
-        except MpitrainError as error:
-            activity.error = error
-            raise
         finally:
             activity.inside = None
         if index == len(plan.buckets) - 1:

@@ -29,8 +29,10 @@ def global_metrics(metrics: Sequence[Any], result: Result, world: World) -> Numb
         result: computes the numbers from the metrics' state.
         world: the job.
     """
-    world.agreement.call(f"metrics of {describe([variable for metric in metrics for variable in metric.variables])}")
-    return over_ranks(metrics, result, world)
+    variables = [variable for metric in metrics for variable in metric.variables]
+    with world.agreement.turn:
+        world.agreement.call(f"metrics of {describe(variables)}")
+        return over_ranks(metrics, result, world)
 
 
 class Logs:

@@ -37,13 +37,14 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World
     """
     variables = list(variables)
     values = [variable.numpy() if world.rank == root else None for variable in variables]  # what has none raises now
-    world.agreement.call(f"broadcast_variables from rank {root} of {describe(variables)}")
-    for variable, value in zip(variables, values, strict=True):
-        shape = tuple(variable.shape)
-        buffer = np.empty(shape, _dtype(variable)) if value is None else np.array(value, order="C")
-        world.communicator.broadcast(buffer, root)
-        if value is None:
-            variable.assign(buffer)
+    with world.agreement.turn:
+        world.agreement.call(f"broadcast_variables from rank {root} of {describe(variables)}")
+        for variable, value in zip(variables, values, strict=True):
+            shape = tuple(variable.shape)
+            buffer = np.empty(shape, _dtype(variable)) if value is None else np.array(value, order="C")
+            world.communicator.broadcast(buffer, root)
+            if value is None:
+                variable.assign(buffer)
 
 
 def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[tuple[int, list[int]]]:
@@ -54,7 +55,9 @@ def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[
     )
     world.agreement.call(f"checksums of {describe(variables)}")
     sums = np.zeros((world.size, len(own)), np.int64)
-    world.communicator.all_gather(own, sums)
+    with world.agreement.turn:
+        world.agreement.call(f"checksums of {describe(variables)}")
+        world.communicator.all_gather(own, sums)
     return [
         (int(position), [int(rank) for rank in np.flatnonzero(sums[:, position] != sums[root, position])])
         for position in np.flatnonzero((sums != sums[0]).any(axis=0))
@@ -135,10 +138,13 @@ def average_statistics(variables: Sequence[Any], *, world: World) -> None:
     Variables that are equal everywhere are left as they are, to the bit.
     """
     variables = list(variables)
-    for position, _ in differing(variables, world=world):
+    with world.agreement.turn:
+        found = differing(variables, world=world)
+        values = [np.array(variables[position].numpy(), np.float64, order="C", ndmin=1) for position, _ in found]
+        for value in values:
+            world.communicator.all_reduce(value)
+    for (position, _), value in zip(found, values, strict=True):
         variable = variables[position]
-        value = np.array(variable.numpy(), dtype=np.float64, order="C", ndmin=1)
-        world.communicator.all_reduce(value)
         variable.assign((value / world.size).reshape(tuple(variable.shape)).astype(_dtype(variable)))
 
 

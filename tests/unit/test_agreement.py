@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from mpitrain.comm import simulated
@@ -50,6 +53,44 @@ def test_idle_ranks_take_part_where_allowed() -> None:
         return agreed.active.tolist(), agreed.samples.tolist()
 
     assert simulated.run(3, body) == [([True, False, True], [5.0, 0.0, 5.0])] * 3
+
+
+def test_two_threads_of_one_rank_are_refused_on_all() -> None:
+    def body(communicator: simulated.SimulatedCommunicator) -> list[str]:
+        own, errors, inside = agreement(communicator), [], threading.Event()
+
+        def call(first: bool) -> None:
+            try:
+                with own.turn:
+                    own.call("operation")
+                    inside.set()
+                    while first and communicator.rank == 0 and not own.turn.contended:
+                        time.sleep(0.001)
+            except MismatchError as error:
+                errors.append(str(error))
+
+        calls = [threading.Thread(target=call, args=(first,)) for first in (True, False)]
+        calls[0].start()
+        if communicator.rank == 0:
+            inside.wait()
+        else:
+            calls[0].join()
+        calls[1].start()
+        for one in calls:
+            one.join(10.0)
+            assert not one.is_alive()
+        own.leave()
+        return errors
+
+    text = "call collectives at the same time, and other ranks may call them in another order"
+    own, *others = simulated.run(3, body)
+    assert sorted(error[: error.index(text)] for error in own) == [
+        "several threads of rank 0 (host0) ",
+        "several threads of this rank ",
+    ]
+    assert [[error[: error.index(text)] for error in errors] for errors in others] == [
+        [own[-1][: own[-1].index(text)]]
+    ] * 2
 
 
 def test_a_finished_rank_is_named_to_those_who_wait() -> None:

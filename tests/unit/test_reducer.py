@@ -224,3 +224,17 @@ def test_no_rank_has_rows() -> None:
 def test_merge_rows() -> None:
     values, indices = merge_rows(np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([5, 2, 5, 0]))
     assert (values[:, 0].tolist(), indices.tolist()) == ([8.0, 2.0, 5.0], [0, 2, 5])
+
+
+def test_an_update_that_another_one_interrupts_is_refused() -> None:
+    def body(communicator: Communicator) -> list[float]:
+        own = reducer(communicator)
+        plan = plan_buckets([TensorSpec("a", (2,), "float32"), TensorSpec("b", (2,), "float64")])
+        arrays = [np.ones(2, "float32"), np.ones(2) * communicator.rank]
+        own.exchange(plan, 0, [arrays[1]], 1.0)
+        for index in (0, 1):  # the other update's first bucket, and what is left of this one
+            with pytest.raises(MismatchError, match="another update of this rank is not finished"):
+                own.exchange(plan, index, [arrays[1 - index]], 1.0)
+        return [float(mean[0]) for mean in update(own, plan, arrays, 1.0)]
+
+    assert simulated.run(2, body) == [[1.0, 0.5]] * 2
