@@ -84,7 +84,7 @@ class ProgressDisplay:
             self._file.flush()
             return
         self._bar.console.print(line, markup=False, soft_wrap=True)
-        self._draw(samples, {})
+        self._draw(samples, {name: numbers[name] for name in numbers if not name.startswith("val_")})
 
     def close(self) -> None:
         """Local: leave the terminal as it was."""
