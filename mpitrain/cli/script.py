@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.cli import machine
-from mpitrain.comm.together import same
+from mpitrain.comm.together import same, together
 from mpitrain.comm.world import World
-from mpitrain.config import TrainConfig, rules
-from mpitrain.errors import AgreedError
+from mpitrain.config import TrainConfig, check_needs, rules
+from mpitrain.errors import AgreedError, UsageError
 from mpitrain.faults.options import NON_FINITE
 from mpitrain.observe.ranks import places, table
 from mpitrain.strategies.choice import device_of, options_of
@@ -27,6 +27,8 @@ VALUED = (
     *("--batch-size-is", "--output", "--non-finite", *machine.VALUED),
     *("--" + name.replace("_", "-") for name in STRATEGY),
 )
+
+OWN_DIVISION = ("batch_size_is", "divide_loops", "dry_run", "output")  # for scripts that do not divide their work
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -46,8 +48,9 @@ def add_parser(subparsers: Any) -> None:
     """Local: add the options that may stand before a script."""
     usage = "mpitrain [options] script.py [its arguments]\n       mpitrain [options] -m module [its arguments]"
     parser = subparsers.add_parser("script", prog="mpitrain", usage=usage, description=__doc__)
-    parser.add_argument("--batch-size-is", choices=("rank", "global"), default="rank", help="of whom (default rank)")
-    parser.add_argument("--output", default=TrainConfig().output, metavar="DIR", help="for rank-N.log")
+    unset = argparse.SUPPRESS  # what was not given is filled in by `run`
+    parser.add_argument("--batch-size-is", choices=("rank", "global"), default=unset, help="of whom (default rank)")
+    parser.add_argument("--output", default=unset, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
     parser.add_argument(
         "--divide-loops", action="store_true", help="divide the tf.data batches of the script's own loops, too"
@@ -58,12 +61,12 @@ def add_parser(subparsers: Any) -> None:
     machine.add_options(parser)
     parser.add_argument("--non-finite", choices=NON_FINITE, help=f"{rules()['non_finite'].help} (default warn)")
     for name in STRATEGY:
-        rule, default = rules()[name], getattr(TrainConfig(), name)
+        rule = rules()[name]
         parser.add_argument(
             "--" + name.replace("_", "-"),
             type=rule.kind,
             choices=rule.choices or None,
-            default=default,
+            default=unset,
             metavar=None if rule.choices else rule.metavar or "N",
             help=rule.help,
         )
@@ -79,18 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """
+    given = fill(arguments)
     # Scripts for Horovod take the GPU of their local rank themselves.
     device = "all" if arguments.as_horovod and arguments.device == "auto" else arguments.device
     device = device_of(arguments, device)
     world = machine.start(arguments, device=device, non_finite=arguments.non_finite)
     same(world.communicator, world.hosts, {"command line": vars(arguments)})
+    together(world.communicator, world.hosts, lambda: check_given(arguments, given))
     if arguments.show_plan:
         found = places(world)
         if world.is_root:
             sys.stderr.write(f"{table(found)}\n")
     options = options_of(arguments)
-    if options is not None and arguments.as_horovod:
-        raise AgreedError("--as-horovod averages gradients by all-reduce: leave out --strategy ps")
     workers = world if options is None else connect(world, options)
     if workers is None:
         return 0  # a parameter server, whose workers are done
@@ -100,6 +103,38 @@ def run(arguments: argparse.Namespace) -> int:
         error.speaks = workers.is_root
         raise
     return 0
+
+
+def fill(arguments: argparse.Namespace) -> set[str]:
+    """Local: give options that were not given their defaults.
+
+    Returns:
+        The names of those that were given.
+    """
+    given = {name for name, value in vars(arguments).items() if value is not None and value is not False}
+    defaults = TrainConfig()
+    filled = {"batch_size_is": "rank", **{name: getattr(defaults, name) for name in ("output", *STRATEGY)}}
+    vars(arguments).update({name: value for name, value in filled.items() if name not in given})
+    return given
+
+
+def check_given(arguments: argparse.Namespace, given: set[str]) -> None:
+    """Local: whether every option that was given can act.
+
+    Raises:
+        UsageError: one would do nothing.
+    """
+    check_needs(given, lambda name: getattr(arguments, name))
+    if not arguments.as_horovod:
+        return
+    if arguments.strategy == "ps":
+        raise UsageError("--as-horovod averages gradients by all-reduce: leave out --strategy ps")
+    unused = next((name for name in OWN_DIVISION if name in given), None)
+    if unused is not None:
+        raise UsageError(
+            f"--{unused.replace('_', '-')} does nothing with --as-horovod, for such a script divides its work itself: "
+            "leave it out"
+        )
 
 
 def _run(world: World, arguments: argparse.Namespace) -> None:

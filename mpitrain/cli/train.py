@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpitrain import __version__
 from mpitrain.comm.together import root_only, same, together
 from mpitrain.comm.world import World, init
-from mpitrain.config import DEFAULT_JOB, Rule, TrainConfig, merge, read_file, rules
+from mpitrain.config import DEFAULT_JOB, TrainConfig, merge, read_file, rules
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.observe.ranks import Place, places, table
+from mpitrain.rules import Rule
 from mpitrain.strategies.choice import device_of, options_of
 from mpitrain.strategies.parameter_server import connect, is_served
 from mpitrain.training.output import prepare_directory
@@ -127,11 +127,10 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
             raise error
 
     together(world.communicator, world.hosts, check)
-    options = dataclasses.asdict(config)
     same(
         world.communicator,
         world.hosts,
-        {f"option --{name.replace('_', '-')}": value for name, value in options.items()},
+        {f"option --{name.replace('_', '-')}": getattr(config, name) for name in rules()},
     )
 
 
@@ -174,11 +173,21 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
         f"data       {source.description}: {counts} test samples, {classes}",
         f"inputs     {source.meaning.inputs}; {_preprocessing(source.meaning.preprocessing, config.model)}",
         f"labels     {source.meaning.labels}",
-        f"model      {config.model}: {model.count_params():,} parameters, {config.precision}",
+        f"model      {config.model}: {model.count_params():,} parameters, {_precision(config)}",
         f"batch      {config.batch_size} a rank, {config.batch_size * world.size} in all",
-        f"optimizer  {config.optimizer}, learning rate {rate:g} ({changes})",
+        f"optimizer  {_optimizer(config, job)}, learning rate {rate:g} ({changes})",
         *servers,
     ]
+
+
+def _precision(config: TrainConfig) -> str:
+    saved = config.model.endswith(".keras")
+    return "as it was saved; what it was compiled with is not used" if saved else config.precision
+
+
+def _optimizer(config: TrainConfig, job: Job) -> str:
+    compiled = f"{type(job.optimizer).__name__} (the model is compiled with its loss, metrics and optimizer)"
+    return compiled if job.trainer.keeps_compiled else config.optimizer
 
 
 def _preprocessing(wanted: Preprocessing, model: str) -> str:

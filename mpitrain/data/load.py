@@ -24,6 +24,24 @@ KINDS = (
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 SHARD = re.compile(r".+-\d{5}-of-\d{5}")  # as TensorFlow's tools name the parts of a data set
 
+# Which options there are for each kind of data, and what that is called.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "digits": (),
+    "function": ("task", "classes"),
+    "npz": ("task", "classes"),
+    "table": ("task", "classes"),
+    "folders": ("image_size",),
+    "records": ("task", "classes", "feature_spec", "image_size"),
+}
+WORDS = {
+    "digits": "the bundled digits",
+    "function": "a function",
+    "npz": "a .npz file",
+    "table": "a table",
+    "folders": "folders of images",
+    "records": "TFRecord files",
+}
+
 
 def load(
     spec: str,
@@ -43,7 +61,7 @@ def load(
         spec: digits, a `.npz` or `.csv` file, a directory of class folders, TFRecord files (a glob, a file
             or a directory of them), or `package.module:function`.
         validation_split: the fraction of training samples to hold out, at least 0 and below 1; of no effect
-            on a directory that has its own validation folder.
+            on data that bring their own.
         seed: decides what is held out, and the order of each epoch; the test samples of the digits are
             always the same.
         rank: of this process.
@@ -57,40 +75,62 @@ def load(
         DataError: one sentence that says what is wrong with the data and how to mend it.
     """
     share = Share(validation_split, seed, rank, size)
-    if spec == "digits":
+    kind, files = _kind(spec)
+    given = {"task": task != "auto", "classes": num_classes, "feature_spec": feature_spec, "image_size": image_size}
+    for name, value in given.items():
+        if value and name not in OPTIONS[kind]:
+            raise DataError(f"--{name.replace('_', '-')} does nothing for {WORDS[kind]} ({spec}): leave it out")
+    if kind == "digits":
         return load_digits(share)
+    if kind == "function":
+        return load_function(spec, share, task, num_classes)
+    if kind == "folders":
+        return load_images(files[0], share, image_size)
+    if kind == "npz":
+        return load_npz(files[0], share, task, num_classes)
+    if kind == "table":
+        return load_csv(files[0], share, task, num_classes)
+    return load_tfrecords(files, share, task, num_classes, feature_spec, image_size)
+
+
+def _kind(spec: str) -> tuple[str, list[Path]]:
+    """Of which kind the data are, and where they lie.
+
+    Raises:
+        DataError: there are none, or they are of no kind that can be read.
+    """
+    path = Path(spec).expanduser()
+    if spec == "digits" or (FUNCTION.fullmatch(spec) and not path.exists()):
+        return "digits" if spec == "digits" else "function", []
     if ADDRESS.match(spec):
         raise DataError(f"data {spec} are not on this host: download them, and give the path of the file or directory")
-    path = Path(spec).expanduser()
-    if FUNCTION.fullmatch(spec) and not path.exists():
-        return load_function(spec, share, task, num_classes)
     if path.is_dir():
         files = _record_files(path)
-        if not files:
-            return load_images(path, share, image_size)
-    else:
-        files = [path] if path.exists() else _named(path)
-        if not files:
-            raise DataError(f"data {spec!r} do not exist: give {KINDS}")
-        suffixes = {"".join(file.name.lower().removesuffix(".gz").rpartition(".")[1:]) for file in files}
-        if suffixes & {".npz", ".csv", ".tsv"} and len(files) > 1:
-            raise DataError(f"{spec} names {len(files)} files: only TFRecords may be several, so join them in one")
-        if suffixes == {".npz"}:
-            return load_npz(files[0], share, task, num_classes)
-        if suffixes <= {".csv", ".tsv"}:
-            return load_csv(files[0], share, task, num_classes)
-    return load_tfrecords(_records(files), share, task, num_classes, feature_spec, image_size)
+        return ("records", files) if files else ("folders", [path])
+    files = [path] if path.exists() else _named(path)
+    if not files:
+        raise DataError(f"data {spec!r} do not exist: give {KINDS}")
+    kinds = {_kind_of(file) for file in files}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is not None and (len(files) == 1 or kind == "records"):
+        return kind, files
+    if kind is not None:
+        raise DataError(f"{spec} names {len(files)} files: only TFRecords may be several, so join them in one")
+    odd = next(file for file in files if _kind_of(file) != "records")
+    raise DataError(f"{odd} is of no kind that can be read here: give {KINDS}")
+
+
+def _kind_of(file: Path) -> str | None:
+    name = file.name.lower()
+    if name.endswith(".npz"):
+        return "npz"
+    if name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        return "table"
+    return "records" if _is_record_file(file) else None
 
 
 def _named(pattern: Path) -> list[Path]:
     return sorted(Path(name) for name in glob.glob(str(pattern), recursive=True))  # noqa: PTH207 (it may be absolute)
-
-
-def _records(files: list[Path]) -> list[Path]:
-    odd = [file for file in files if not _is_record_file(file)]
-    if odd:
-        raise DataError(f"{odd[0]} is of no kind that can be read here: give {KINDS}")
-    return files
 
 
 def _is_record_file(path: Path) -> bool:

@@ -88,6 +88,7 @@ class DataSource:
     are None where the order is not known. `deal(rank, size)` deals the same samples out to other ranks.
     `order(epoch, done)` is what `rest` deals out, of all ranks, as positions, and `some(positions)` this rank's share
     of any of these; None where samples have no positions.
+    `own_validation`: the validation samples are not held out, but the data brought them.
     `damaged(epoch, done)` looks for a sample of this rank that cannot be read, first in what `rest` deals out, and says
     which.
     """
@@ -106,6 +107,7 @@ class DataSource:
     order: Callable[[int, int], Indices] | None = None
     some: Callable[[Indices], tf.data.Dataset] | None = None
     meaning: Meaning = field(default_factory=Meaning)
+    own_validation: bool = False
     damaged: Callable[[int, int], str | None] = lambda epoch, done: None
 
     def as_info(self) -> dict[str, Any]:
@@ -174,6 +176,7 @@ def assemble(
         order=replace(order, rank=0, size=1).of_epoch,
         some=lambda positions: _part(train, _order(positions, share)),
         meaning=meaning or Meaning(),
+        own_validation=validation is not None,
         damaged=damaged,
     )
 

@@ -56,6 +56,8 @@ class FaultOptions:
             if value not in choices:
                 raise UsageError(f"{_names(name)} is {value!r}: choose one of {', '.join(choices)}")
             values[name] = value
+        if "min_np" in values and values["on_failure"] != SHRINK:
+            raise UsageError("--min-np does nothing without --on-failure shrink: give that, too, or leave it out")
         values["min_np"] = _count("min_np", values.get("min_np", environ.get(variable("min_np"))), cls.min_np)
         values.setdefault("failure_report", environ.get(variable("failure_report")) or None)
         return cls(**values)

@@ -10,13 +10,15 @@ import keras
 
 from mpitrain.comm.together import same, together
 from mpitrain.comm.world import World
-from mpitrain.config import TrainConfig
+from mpitrain.config import TrainConfig, rules
+from mpitrain.data.labels import some
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
+from mpitrain.errors import UsageError
 from mpitrain.training import models
 from mpitrain.training.checkpoint.options import Options
 from mpitrain.training.objective import check_fits
-from mpitrain.training.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer
+from mpitrain.training.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer, scaled_learning_rate
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
     """
     place = (world.communicator, world.hosts)
     keras.config.set_dtype_policy(config.precision)
-    source = together(*place, lambda: _load(config, world))
+    source = together(*place, lambda: load_data(config, world))
     counts = (source.train_count, source.validation_count, source.test_count)
     same(
         *place,
@@ -49,22 +51,49 @@ def prepare(config: TrainConfig, world: World) -> Job:
         },
     )
     model = together(*place, lambda: _build(config, source))
-    optimizer = make_optimizer(config.optimizer, config.learning_rate, config.lr_scaling, world.size)
+    optimizer = together(*place, lambda: _optimizer(config, model, world.size))
     rate = float(optimizer.learning_rate.numpy())
     trainer = Trainer(
         model,
-        optimizer=optimizer,
+        optimizer=None if model.compiled else optimizer,
         batch_size=config.batch_size,
         epochs=config.epochs,
         callbacks=[cosine_decay(rate, config.epochs)] if config.lr_decay == "cosine" else [],
-        checkpoints=_checkpoints(config),
+        checkpoints=_checkpoints(config, source),
         verify_replicas=config.verify_replicas,
         world=world,
     )
     return Job(source, model, optimizer, trainer)
 
 
-def _checkpoints(config: TrainConfig) -> Options | None:
+def _optimizer(config: TrainConfig, model: Any, ranks: int) -> Any:
+    """Local: as the options say, or that which the user's function has compiled the model with.
+
+    Raises:
+        UsageError: both are given, or a schedule of the user's would be changed.
+    """
+    if not model.compiled:
+        return make_optimizer(config.optimizer, config.learning_rate, config.lr_scaling, ranks)
+    twice = next((name for name in ("optimizer", "learning_rate") if name in config.given), None)
+    if twice is not None:
+        raise UsageError(
+            f"{config.model} compiles its model with an optimizer of its own, so --{twice.replace('_', '-')} does "
+            "nothing: leave it out, or the compile in the function"
+        )
+    optimizer = model.optimizer
+    if config.lr_scaling != "none" or config.lr_decay != "none":
+        try:
+            rate = float(optimizer.learning_rate.numpy())
+            optimizer.learning_rate = scaled_learning_rate(rate, config.lr_scaling, ranks)
+        except TypeError as error:
+            raise UsageError(
+                f"{config.model} compiles its model with a schedule for the learning rate, which --lr-scaling and "
+                "--lr-decay cannot change: leave them out"
+            ) from error
+    return optimizer
+
+
+def _checkpoints(config: TrainConfig, source: DataSource) -> Options | None:
     if config.checkpoint_dir is None:
         return None
     return Options(
@@ -74,10 +103,30 @@ def _checkpoints(config: TrainConfig) -> Options | None:
         config.checkpoint_best,
         config.resume,
         config.grace,
+        _run(config, source),
     )
 
 
-def _load(config: TrainConfig, world: World) -> DataSource:
+def _run(config: TrainConfig, source: DataSource) -> dict[str, Any]:
+    """Local: what the numbers of this run follow from, as JSON can hold it."""
+    options = {
+        f"--{name.replace('_', '-')}": getattr(config, name) for name, rule in rules().items() if not rule.incidental
+    }
+    names = source.as_info()["class_names"]
+    return {
+        **options,
+        "training samples": source.train_count,
+        "the shape of a sample": list(source.input_shape),
+        "classes": None if names is None else some(names),
+    }
+
+
+def load_data(config: TrainConfig, world: World) -> DataSource:
+    """Local: this rank's share of the data.
+
+    Raises:
+        UsageError: they cannot be used, or not with these options or so many ranks.
+    """
     source = load(
         config.data,
         validation_split=config.validation_split,
@@ -89,6 +138,10 @@ def _load(config: TrainConfig, world: World) -> DataSource:
         feature_spec=config.feature_spec,
         image_size=config.image_shape,
     )
+    if source.own_validation and "validation_split" in config.given:
+        raise UsageError(
+            f"--validation-split does nothing for {config.data}, which has validation samples: leave it out"
+        )
     enough_to_evaluate(source, world.size)
     return source
 
@@ -104,4 +157,6 @@ def _build(config: TrainConfig, source: DataSource) -> Any:
         preprocessing=source.meaning.preprocessing,
     )
     check_fits(model, source)
+    if config.model.endswith(".keras") and "precision" in config.given:
+        raise UsageError(f"--precision does nothing for {config.model}, whose layers have theirs: leave it out")
     return model

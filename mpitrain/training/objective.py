@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import keras
 import numpy as np
 
 from mpitrain.data.source import DataSource
-from mpitrain.errors import ModelError
+from mpitrain.errors import ModelError, UsageError
 
 Kind = Literal["probabilities", "logits", "binary probability", "binary logit", "regression"]
 
@@ -71,6 +72,48 @@ def objective(model: keras.Model, source: DataSource) -> Objective:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
     return Objective("logits" if logits else "probabilities", loss, [accuracy])
+
+
+def check_compiled(model: keras.Model, source: DataSource) -> None:
+    """Local: whether a model that was compiled by its user can be trained so: the loss takes such labels.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        return  # it may use its loss in its own way
+    output = _output(model, source)
+    labels = np.zeros((len(output), *(length or 1 for length in source.label_shape)), _label_dtype(source))
+    try:
+        model.compute_loss(x=None, y=labels, y_pred=keras.ops.convert_to_tensor(output), training=False)
+    except Exception as error:  # of Keras, or of the user's loss
+        reason = " ".join(str(error).split())[:300]
+        what = "values" if source.num_classes is None else "class numbers, one a sample"
+        raise ModelError(
+            f"the loss that the model is compiled with does not take labels that are {what} ({reason}): compile it "
+            "with another, or not at all"
+        ) from error
+
+
+def _label_dtype(source: DataSource) -> type[np.generic]:
+    return np.float32 if source.num_classes is None else np.int64
+
+
+def check_best(best: str | None, metrics: Sequence[Any], source: DataSource) -> None:
+    """Local: whether there will be a number of that name.
+
+    Args:
+        best: the name; None for none.
+        metrics: of the model, as `compile` takes them.
+        source: with validation samples or without.
+
+    Raises:
+        UsageError: there will not.
+    """
+    names = ["loss", *(str(getattr(metric, "name", metric)) for metric in metrics)]
+    names += [f"val_{name}" for name in names] if source.validation is not None else []
+    if best is not None and best not in names:
+        raise UsageError(f"--checkpoint-best {best}: there is no such number, only {', '.join(names)}: name one")
 
 
 def _output(model: keras.Model, source: DataSource) -> np.ndarray[Any, Any]:

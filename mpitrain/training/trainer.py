@@ -19,7 +19,7 @@ from mpitrain.comm.together import root_only, together
 from mpitrain.comm.world import World, current_world
 from mpitrain.data.sharding import without_autotuning
 from mpitrain.data.source import DataSource
-from mpitrain.errors import DataError
+from mpitrain.errors import AgreedError, DataError
 from mpitrain.observe.progress import ProgressDisplay
 from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
@@ -28,7 +28,7 @@ from mpitrain.training.checkpoint.callback import Checkpoint
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
 from mpitrain.training.damaged import naming_damaged
 from mpitrain.training.exchange import exchange_of
-from mpitrain.training.objective import check_fits, objective
+from mpitrain.training.objective import check_best, check_compiled, check_fits, objective
 from mpitrain.training.output import MODEL_NAME, prepare_directory, save_model, save_summary
 from mpitrain.training.reporting import Report
 from mpitrain.training.servers import ServerCounts, server_counts
@@ -99,7 +99,7 @@ class Trainer:
 
     Args:
         model: a Keras model, with or without weights; rank 0's weights are taken.
-        optimizer: what `compile` takes; its learning rate is used as it is.
+        optimizer: what `compile` takes; its learning rate is used as it is. None leaves the model as it was compiled.
         loss: what `compile` takes; chosen from the labels and the model's output by default.
         metrics: as `loss`.
         batch_size: of each rank.
@@ -133,6 +133,11 @@ class Trainer:
         self._callbacks, self._checkpoints = list(callbacks), checkpoints
         self._verify_replicas, self._progress = verify_replicas, progress
 
+    @property
+    def keeps_compiled(self) -> bool:
+        """Whether the model stays as it was compiled."""
+        return self._optimizer is None
+
     def fit(self, source: DataSource, output: Path | str | None = None) -> Summary:
         """Collective: train, evaluate and save.
 
@@ -163,15 +168,21 @@ class Trainer:
     def _compile(self, source: DataSource, survival: Survival) -> None:
         enough_to_evaluate(source, self.world.size)
         check_fits(self.model, source)
+        if self._optimizer is None:
+            check_compiled(self.model, source)
+            survival.check()
+            return
         chosen = objective(self.model, source) if self._loss is None or self._metrics is None else None
         loss = chosen.loss if chosen is not None and self._loss is None else self._loss
         metrics = chosen.metrics if chosen is not None and self._metrics is None else self._metrics
         self.model.compile(optimizer=self._optimizer, loss=loss, metrics=metrics)
+        if self._checkpoints is not None and self._loss is None:
+            check_best(self._checkpoints.best, metrics or (), source)
         survival.check()
 
     def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
         """Collective: what writes checkpoints, and knows where this run begins."""
-        return Checkpoint(
+        made = Checkpoint(
             options.directory,
             options.every,
             keep=options.keep,
@@ -181,7 +192,14 @@ class Trainer:
             callbacks=self._callbacks,
             world=self.world,
             dealt=self._dealt(source),
+            run=options.run,
         )
+        if made.differences and (made.finished or made.position.epoch >= self._epochs):
+            raise AgreedError(
+                f"the run in {options.directory} is over, so nothing would be trained with others than then "
+                f"({'; '.join(made.differences)}): give another --checkpoint-dir, --resume never, or more --epochs"
+            )
+        return made
 
     def _dealt(self, source: DataSource) -> Dealt | None:
         if source.epochs is None:

@@ -230,6 +230,40 @@ def test_what_cannot_be_resumed_is_refused_on_all_ranks(shared_path: Path) -> No
     assert path.exists() or len(list(run.directory.glob("checkpoint-*"))) >= 3
 
 
+def test_a_resume_tells_what_differs_and_a_run_that_is_over_takes_no_others(
+    shared_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(plain, lambda: keras.optimizers.SGD(0.01), shared_path / "checkpoints")
+    before = {"--data": "a.csv", "--batch-size": 4, "--seed": None}
+    assert run.stopped(0, 1, 1, run=before) == 85
+    _, history = run(run={**before, "--data": "b.csv", "--seed": 3, "--other": 1})
+    assert history["missed"] == [0.0] * EPOCHS
+    sys.stderr.flush()
+    said = "goes on with others than before: --data b.csv (then a.csv); --seed 3 (then by default)\n"
+    assert capfd.readouterr().err.count(said) == int(WORLD.is_root)
+    with pytest.raises(
+        AgreedError, match=r"is over, .* others than then \(--data c.csv \(then b.csv\)\): give another"
+    ):
+        run(run={**before, "--data": "c.csv", "--seed": 3})
+    _, again = run(run={**before, "--data": "b.csv", "--seed": 3})
+    assert again == history
+    sys.stderr.flush()
+    assert capfd.readouterr().err.count("the run is over, and nothing is left to train") == int(WORLD.is_root)
+
+
+def test_the_best_of_a_number_that_is_not_there_refused_on_all_ranks(shared_path: Path) -> None:
+    run = Run(plain, lambda: keras.optimizers.SGD(0.01), shared_path / "checkpoints")
+    with pytest.raises(AgreedError, match="--checkpoint-best f1: there is no such number, only loss, missed: name one"):
+        run(best="f1")
+    x, y = np.ones((24, 6), "f"), np.ones((24, 1), "f")
+    model = plain()
+    model.compile("sgd", "mse", metrics=["mae"])
+    own = Checkpoint(shared_path / "c", best="f1", grace_seconds=GRACE_SECONDS)
+    with pytest.raises(AgreedError, match=r"no such number, only .*mae"):
+        model.fit(x, y, epochs=EPOCHS, verbose=0, callbacks=[DataParallel(), own])
+    own.close()
+
+
 def test_a_directory_that_vanishes_does_not_stop_the_training(
     shared_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ LAYERS = (
     ("launch",),
     ("runtime",),
     ("config", "events"),
+    ("rules",),
     ("errors",),
 )
 DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}

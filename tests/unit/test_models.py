@@ -16,7 +16,7 @@ from mpitrain.data.pictures import Form, decode
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import ModelError
 from mpitrain.training.models import build
-from mpitrain.training.objective import check_fits, objective
+from mpitrain.training.objective import check_compiled, check_fits, objective
 
 MODULE = """
 import keras
@@ -177,6 +177,26 @@ def test_functions_refused(module: str, name: str, message: str) -> None:
 def test_models_that_do_not_fit_refused(layers: list[Any], data: DataSource, message: str) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         check_fits(ending(*layers), data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "classes", "message"),
+    [
+        ("sparse_categorical_crossentropy", 3, None),
+        ("mse", None, None),
+        ("categorical_crossentropy", 3, "does not take labels that are class numbers, one a sample .*rank"),
+        (None, 3, "No loss to compute"),
+    ],
+)
+def test_the_loss_that_a_model_is_compiled_with(loss: str | None, classes: int | None, message: str | None) -> None:
+    model = ending(keras.layers.Dense(classes or 1))
+    model.compile("sgd", loss)
+    if message is None:
+        check_compiled(model, source(classes=classes))
+        return
+    with pytest.raises(ModelError, match=message) as caught:
+        check_compiled(model, source(classes=classes))
     assert "\n" not in str(caught.value)
 
 

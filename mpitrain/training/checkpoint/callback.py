@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from mpitrain.comm.together import together
 from mpitrain.comm.world import World, current_world
-from mpitrain.errors import UsageError
+from mpitrain.errors import AgreedError, UsageError
 from mpitrain.launch import report
 from mpitrain.training.callbacks import begun_alike
 from mpitrain.training.checkpoint import state
@@ -27,7 +27,7 @@ from mpitrain.training.checkpoint.files import Array, Snapshot
 from mpitrain.training.checkpoint.leaving import Leaving, where_from
 from mpitrain.training.checkpoint.model_file import save_keras
 from mpitrain.training.checkpoint.options import Dealt, Options, Position
-from mpitrain.training.checkpoint.resumption import Resumption, position_among, resumption, tell
+from mpitrain.training.checkpoint.resumption import Resumption, differences, position_among, resumption, tell
 from mpitrain.training.checkpoint.store import Quality, Store
 from mpitrain.training.checkpoint.writer import BackgroundWriter
 from mpitrain.training.exchange import exchange_of
@@ -57,10 +57,12 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks: others whose counters are saved too: EarlyStopping, ReduceLROnPlateau, ModelCheckpoint.
         world: the job; the current one by default.
         dealt: how samples are dealt out, by whoever begins in the middle of an epoch himself.
+        run: see `Options`.
 
     Attributes:
         position: where this run begins.
         finished: the earlier run was stopped by a callback before its last epoch, and nothing is left to do.
+        differences: in what this run is another one than the one it goes on from, in words.
 
     Raises:
         AgreedError: on all ranks: no checkpoint can be written, or the one to go on from is damaged.
@@ -79,10 +81,11 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks: Sequence[Any] = (),
         world: World | None = None,
         dealt: Dealt | None = None,
+        run: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._world = world or current_world()
-        self._options = Options(Path(directory), every, keep, best, resume, grace_seconds)
+        self._options = Options(Path(directory), every, keep, best, resume, grace_seconds, run or {})
         self._store = Store(self._options.directory, keep)
         self._callbacks, self._dealt = list(callbacks), dealt
         self._writer = BackgroundWriter(tell)
@@ -94,6 +97,7 @@ class Checkpoint(keras.callbacks.Callback):
             resumed = self._resumed
             place = (self._world.communicator, self._world.hosts)
             self.position = together(*place, lambda: position_among(resumed, dealt, self._world.size, self._say))
+        self.differences = [] if self._resumed is None else differences(self._options.run, self._resumed.info)
         self._now = self.position
         self._history: dict[str, list[float]] = {}
         self._best: Quality | None = None
@@ -175,6 +179,11 @@ class Checkpoint(keras.callbacks.Callback):
             if np.ndim(value) == 0:
                 self._history.setdefault(name, []).append(float(value))
         quality = self._quality(logs or {})
+        if quality is None and self._options.best is not None:
+            found = ", ".join(self._history)
+            raise AgreedError(
+                f"--checkpoint-best {self._options.best}: there is no such number, only {found}: name one"
+            )
         better = quality is not None and (self._best is None or quality.cost < self._best.cost)
         last = epoch + 1 == self.params.get("epochs") or self.model.stop_training
         if self._world.is_root:
@@ -288,6 +297,7 @@ class Checkpoint(keras.callbacks.Callback):
             "counters": [counters_of(callback) for callback in self._callbacks],
             "all_reduce": self._world.all_reduce.chosen,
             "names": state.labels_of(self.model),
+            "run": dict(self._options.run),
         }
         values = [(item.variable, arrays[item.key]) for item in state.items_of(self.model)]
         write_model = functools.partial(save_keras, self.model, values)
@@ -353,7 +363,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._world.activity.steps = self.position.steps
         if self._world.is_root:
             report.tell("resumed", self._world.rank, self.position.steps)
-        self._say(f"goes on from {resumed.source}: {self.position} (written by {resumed.ranks} ranks)")
+        over = self.finished or self.position.epoch >= self.params.get("epochs", 0)
+        what = "the run is over, and nothing is left to train:" if over else "goes on from"
+        self._say(f"{what} {resumed.source}: {self.position} (written by {resumed.ranks} ranks)")
+        if self.differences:
+            self._say(f"goes on with others than before: {'; '.join(self.differences)}")
         if not self.position.step:
             self._resumed = None  # else the metrics follow, once they exist
 

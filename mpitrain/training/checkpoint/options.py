@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Options:
         best: metric whose best checkpoint is kept too; `val_loss`, or `loss` without validation, by default.
         resume: `auto`, from the newest whole one in `directory`, if there is one; `never`; or the path of one.
         grace_seconds: from a signal to the end of the job.
+        run: what the numbers of a run follow from, by names for the user; told where a run that goes on has others.
     """
 
     directory: Path
@@ -33,6 +35,7 @@ class Options:
     best: str | None = None
     resume: str = AUTO
     grace_seconds: float = 30.0
+    run: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if EVERY.fullmatch(self.every) is None:

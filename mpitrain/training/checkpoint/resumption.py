@@ -126,6 +126,20 @@ def _check(path: Path, info: Mapping[str, Any]) -> None:
         )
 
 
+def differences(run: Mapping[str, Any], info: Mapping[str, Any]) -> list[str]:
+    """Local: in what a run is another one than that which remembered `info`, in words."""
+    before = info.get("run") or {}  # older checkpoints have none
+    return [
+        f"{name} {_shown(value)} (then {_shown(before[name])})"
+        for name, value in run.items()
+        if name in before and before[name] != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "by default" if value is None else str(value)
+
+
 def position_among(resumed: Resumption, dealt: Dealt | None, ranks: int, warn: Tell) -> Position:
     """Local: where `ranks` ranks go on, with the data that they have.
 
