@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,17 +28,24 @@ VALUED = (
     *("--batch-size-is", "--output", "--non-finite", *machine.VALUED),
     *("--" + name.replace("_", "-") for name in STRATEGY),
 )
+PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
 OWN_DIVISION = ("batch_size_is", "divide_loops", "dry_run", "output")  # for scripts that do not divide their work
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script."""
+    """Local: what stands before the script or `-m`, and the rest, which is empty if there is no script.
+
+    `python` before the script, with `-u` or without, is this Python.
+    """
     index = 0
     while index < len(arguments):
         argument = arguments[index]
         if argument == "-m" or argument.endswith(".py"):
             return list(arguments[:index]), list(arguments[index:])
+        if PYTHON.fullmatch(Path(argument).name):
+            own, rest = divide(arguments[index + 2 if arguments[index + 1 : index + 2] == ["-u"] else index + 1 :])
+            return (list(arguments[:index]), rest) if rest and not own else (list(arguments), [])
         if not argument.startswith("--"):
             break
         index += 2 if argument in VALUED else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,13 @@ def group(world: World, ranks: Sequence[int]) -> World | None:
     if member.size > 1:
         _leave_with(world, member)
     return member
+
+
+@functools.cache
+def communicator_for(world: World) -> Any:
+    """Collective: an mpi4py communicator of these ranks for the program's own messages; None where there is no MPI."""
+    comm = getattr(world.communicator, "comm", None)
+    return None if comm is None else comm.Dup()
 
 
 def ranks_of(world: World, comm: Any) -> list[int]:

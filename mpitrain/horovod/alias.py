@@ -19,7 +19,8 @@ SUPPORTED = (
     *("", ".common", ".common.basics", ".common.elastic", ".common.exceptions", ".common.process_sets", ".common.util"),
     *(".tensorflow", ".tensorflow.elastic", ".tensorflow.mpi_ops", ".tensorflow.util", *ELSEWHERE),
     *(".tensorflow.keras", ".tensorflow.keras.callbacks", ".tensorflow.keras.elastic"),
-    *(".keras", ".keras.callbacks", ".keras.elastic"),
+    *(".keras", ".keras.callbacks", ".keras.elastic", ".data", ".data.data_loader_base"),
+    *(".runner", ".runner.common", ".runner.common.util", ".runner.common.util.host_hash", ".runner.common.util.hosts"),
 )
 
 

@@ -13,7 +13,7 @@ from mpitrain.collectives.objects import all_found
 from mpitrain.comm import groups
 from mpitrain.comm import world as worlds
 from mpitrain.comm.world import World
-from mpitrain.horovod import session_threads, timeline
+from mpitrain.horovod import keras2, session_threads, timeline
 from mpitrain.horovod.process_sets import (
     DYNAMIC_VARIABLE,
     ERROR_INIT,
@@ -27,6 +27,7 @@ from mpitrain.horovod.process_sets import (
 
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
 session_threads.install()
+keras2.install()
 OPERATIONS = {Average: "mean", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
 
 
@@ -212,6 +213,11 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Local: as `cuda_built`."""
     return False
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Local: whether TensorFlow sees a GPU."""
+    return ext_base_name == "tensorflow" and bool(tf.config.list_physical_devices("GPU"))
 
 
 def _when_run(value: Callable[[], int], name: str | None) -> Any:

@@ -23,11 +23,11 @@ def load_model(
         filepath: of a plain Keras file; what Horovod saved from Keras 2 does not load in Keras 3.
         custom_optimizers: classes of optimizers that the file names.
         custom_objects: other classes and functions that the file names.
-        compression: of no effect.
+        compression: how its gradients travel.
         legacy_opts: of no effect.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
     if model.optimizer is not None:
-        KerasDistributedOptimizer(model.optimizer)
+        KerasDistributedOptimizer(model.optimizer, compression=compression)
     return model

@@ -28,7 +28,8 @@ class ProcessSet:
     Attributes:
         process_set_id: its number; None while it is not registered.
         ranks: the global ranks in it, ascending.
-        mpi_comm: the communicator it was made from.
+        mpi_comm: the communicator it was made from; of the set of all ranks one for the script's own messages, and
+            None without a launcher.
     """
 
     process_set_id: int | None = None
@@ -81,10 +82,11 @@ class Table:
         self._made: dict[tuple[World, tuple[int, ...]], World | None] = {}  # communicators are few: used again
 
     def start(self, world: World) -> None:
-        """Local: the set of all ranks is number 0."""
+        """Collective: the set of all ranks is number 0."""
         self._worlds, self._ranks = {0: world}, {0: list(range(world.size))}
         self._free.clear()
         global_process_set.ranks = list(range(world.size))
+        global_process_set.mpi_comm = groups.communicator_for(world)
 
     def clear(self) -> None:
         """Local: nothing is registered."""

@@ -173,6 +173,17 @@ def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
 
 def _execute(script: Script, code: types.CodeType | None) -> None:
     """Local: what the interpreter does with a script or `-m module`."""
+    try:
+        _run_as_main(script, code)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "horovod":
+            error.msg += (
+                "; Horovod is not installed, and mpitrain can stand in for it: put --as-horovod before the script"
+            )
+        raise
+
+
+def _run_as_main(script: Script, code: types.CodeType | None) -> None:
     sys.argv = [script.name, *script.arguments]
     if code is None:
         runpy.run_module(script.name, run_name="__main__", alter_sys=True)

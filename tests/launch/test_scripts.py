@@ -235,7 +235,10 @@ def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
 HOROVOD = """
 import horovod.tensorflow as hvd
 import horovod.keras.callbacks, horovod.tensorflow.keras as other
+import horovod
 from horovod.common.util import env, split_list
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.runner.common.util.hosts import parse_hosts
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.mpi_ops import join
@@ -253,10 +256,14 @@ def test_a_horovod_script_runs_as_it_is(mpirun: Mpirun, tmp_path: Path) -> None:
     script = tmp_path / "old.py"
     script.write_text(HOROVOD)
     timeline = {"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
-    finished = mpirun(2, ["-m", "mpitrain", "--as-horovod", str(script)], env={**QUIET, **timeline})
+    finished = mpirun(2, ["-m", "mpitrain", "--as-horovod", "python", str(script)], env={**QUIET, **timeline})
     assert finished.returncode == 0, finished.output
     assert finished.stdout.count("sum 3.0 2") == 2, finished.output
     assert finished.stdout.count("no horovod.torch is not provided by mpitrain") == 2, finished.output
     assert finished.stderr.count("Horovod is not installed") == 1, finished.output
     for name in ("timeline.json", "timeline.rank-1.json"):
         assert "NEGOTIATE_ALLREDUCE" in [event["name"] for event in json.loads((tmp_path / name).read_text())]
+    command = [sys.executable, "-m", "mpitrain", str(script)]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **QUIET})
+    assert "No module named 'horovod'; Horovod is not installed" in failed.stderr
+    assert "put --as-horovod before the script" in failed.stderr.splitlines()[-1]

@@ -7,7 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpitrain.horovod.basics import absent, operation
+from mpitrain.horovod.basics import absent, gpu_available, operation
+
+__all__ = [
+    "ccl_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "get_average_backwards_compatibility_fun",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
 
 
 @contextmanager
@@ -64,13 +80,6 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Local: whether there is a module for this framework."""
     return ext_base_name == "tensorflow"
-
-
-def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Local: whether TensorFlow sees a GPU."""
-    import tensorflow as tf
-
-    return ext_base_name == "tensorflow" and bool(tf.config.list_physical_devices("GPU"))
 
 
 def mpi_built(verbose: bool = False) -> bool:

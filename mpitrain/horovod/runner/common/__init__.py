@@ -1,0 +1,1 @@
+"""Where Horovod has what its launchers have in common."""
