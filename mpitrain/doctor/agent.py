@@ -259,8 +259,11 @@ def listen(request: dict[str, Any]) -> dict[str, Any]:
 def answer(server: socket.socket, token: bytes) -> None:
     """Give the token to each who connects, for ever."""
     while True:
-        connection, _ = server.accept()
-        threading.Thread(target=receive, args=(connection, token), daemon=True).start()
+        try:
+            connection, _ = server.accept()
+            threading.Thread(target=receive, args=(connection, token), daemon=True).start()
+        except (OSError, RuntimeError):  # no descriptor, or no thread, is left: those who are there leave in a moment
+            time.sleep(0.05)
 
 
 def receive(connection: socket.socket, token: bytes) -> None:
@@ -268,9 +271,10 @@ def receive(connection: socket.socket, token: bytes) -> None:
     with connection, contextlib.suppress(OSError):
         connection.settimeout(STREAM_SECONDS)
         connection.sendall(token)
-        space = bytearray(STREAM_BYTES)
+        space, end = bytearray(STREAM_BYTES), time.monotonic() + STREAM_SECONDS
         while connection.recv_into(space):
-            pass
+            if time.monotonic() > end:
+                return
         connection.sendall(b".")
 
 

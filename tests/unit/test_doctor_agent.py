@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -109,6 +111,17 @@ def test_a_listener_that_never_answers_is_silent(agent: Agent) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         target = ("127.0.0.1", server.getsockname()[1], "secret")
         assert agent.ask("connect", SECONDS, targets=[target], wait_seconds=0.3)["results"] == ["silent"]
+
+
+def test_more_connections_than_descriptors_are_no_end(agent: Agent) -> None:
+    (port,) = agent.ask("listen", SECONDS, token="secret", ranges=[(0, 0)])["ports"]
+    resource.prlimit(agent._process.pid, resource.RLIMIT_NOFILE, (40, 4096))
+    with contextlib.ExitStack() as stack:
+        for _ in range(80):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        time.sleep(0.2)
+    target = ("127.0.0.1", port, "secret")
+    assert agent.ask("connect", SECONDS, targets=[target], wait_seconds=20)["results"] == ["ok"]
 
 
 def test_of_a_range_the_first_free_port_is_taken(agent: Agent) -> None:
