@@ -259,11 +259,16 @@ def listen(request: dict[str, Any]) -> dict[str, Any]:
 def answer(server: socket.socket, token: bytes) -> None:
     """Give the token to each who connects, for ever."""
     while True:
-        try:
-            connection, _ = server.accept()
-            threading.Thread(target=receive, args=(connection, token), daemon=True).start()
-        except (OSError, RuntimeError):  # no descriptor, or no thread, is left: those who are there leave in a moment
-            time.sleep(0.05)
+        take(server, token)
+
+
+def take(server: socket.socket, token: bytes) -> None:
+    """One connection; where no descriptor or no thread is left for it, those who are there leave in a moment."""
+    try:
+        connection, _ = server.accept()
+        threading.Thread(target=receive, args=(connection, token), daemon=True).start()
+    except (OSError, RuntimeError):
+        time.sleep(0.05)
 
 
 def receive(connection: socket.socket, token: bytes) -> None:

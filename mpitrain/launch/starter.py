@@ -39,7 +39,7 @@ OF_THIS_HOST = ("PMIX_SERVER_TMPDIR", "PMIX_SYSTEM_TMPDIR", "OMPI_FILE_LOCATION"
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 # An sshd refuses connections by chance when more than 10 are being made to it.
 AT_ONCE = 8
-WAIT_SECONDS = 0.05
+WAIT_SECONDS, TURN_SECONDS = 0.05, 30.0
 
 
 class Connection:
@@ -173,16 +173,24 @@ def is_here(host: str) -> bool:
 
 @contextlib.contextmanager
 def _turn(place: Place, environ: Mapping[str, str]) -> Iterator[None]:
-    """Local: wait until few enough connections to a host are being made."""
+    """Local: wait until few enough connections to a host are being made.
+
+    Other users of this host could take all names: then there is no turn, and no harm but a connection made anew.
+    """
     name = f"\0mpitrain {environ.get('PMIX_NAMESPACE')} {place.node} {place.local_rank % AT_ONCE}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as turn:
-        while True:
-            try:
-                turn.bind(name)
-                break
-            except OSError:
-                time.sleep(WAIT_SECONDS)
+        end = time.monotonic() + TURN_SECONDS
+        while not _is_bound(turn, name) and time.monotonic() < end:
+            time.sleep(WAIT_SECONDS)
         yield
+
+
+def _is_bound(turn: socket.socket, name: str) -> bool:
+    try:
+        turn.bind(name)
+    except OSError:
+        return False
+    return True
 
 
 def _tell(environ: Mapping[str, str], event: str, rank: int, detail: str) -> None:
