@@ -17,7 +17,7 @@ from mpitrain.doctor.job import Job
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
-from mpitrain.runtime.hostfile import Host, parse, read
+from mpitrain.runtime.hostfile import Host, parse, read, same_hosts
 from mpitrain.runtime.threads import physical_cores
 
 NAMED_HOSTS = 4
@@ -70,8 +70,8 @@ def _job(arguments: argparse.Namespace) -> Job:
     else:
         hosts = batch.hosts if batch else (Host("localhost", physical_cores()),)
     asked = batch.ranks if batch and hosts == batch.hosts else None
-    given = {host.name for host in batch.hosts} if batch else set()
-    within = batch if all(host.name in given for host in hosts) else None
+    given = [host.name for host in batch.hosts] if batch else []
+    within = batch if all(same_hosts(host.name, given) for host in hosts) else None
     return Job(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, within)
 
 

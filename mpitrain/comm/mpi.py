@@ -19,9 +19,10 @@ from mpitrain.comm import pickled
 from mpitrain.comm.communicator import Buffer, Communicator, Op
 from mpitrain.comm.shared_memory import remove_names
 from mpitrain.errors import RankLostError
+from mpitrain.faults import interfaces
 from mpitrain.faults.activity import Activity
 from mpitrain.runtime.launcher import Launcher, check_library
-from mpitrain.runtime.topology import NODE_VARIABLE, Topology, topology
+from mpitrain.runtime.topology import NODE_VARIABLE, Topology, machine, topology
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for ranks by `mpirun --with-ft ulfm`
@@ -154,13 +155,14 @@ class MpiCommunicator:
         return levels[self._mpi.Query_thread()]
 
     def topology(self) -> Topology:
-        """Collective: where each rank is, from MPI's shared-memory domains, or from what has placed the ranks."""
-        told: Any = os.environ.get(NODE_VARIABLE)
-        if told is None:
+        """Collective: where each rank is, from what has placed the ranks, from the hosts, or from MPI."""
+        host = os.uname().nodename
+        told: Any = os.environ.get(NODE_VARIABLE) or machine(host, interfaces.addresses({}))
+        places = self._comm.allgather((told, host))
+        if None in (place[0] for place in places):
             node = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
-            told = node.bcast(self.rank, root=0)
+            places = self._comm.allgather((node.bcast(self.rank, root=0), host))
             node.Free()
-        places = self._comm.allgather((told, os.uname().nodename))
         return topology(self.rank, [place[0] for place in places], [place[1] for place in places])
 
     def isend(self, buffer: Buffer, destination: int) -> _MpiRequest:

@@ -14,6 +14,9 @@ from mpitrain.runtime.hostfile import Host, render
 # that is away for a few seconds, as when a switch or a bond changes its ways, is no lost host.
 KEEPALIVE_SECONDS = {"time": 4, "intvl": 2, "probes": 4}
 
+# Open MPI cuts names at their first dot: of worker.1.example.net and worker.2.example.net it would make one host.
+WHOLE_NAMES = {5: "PRTE_MCA_prte_keep_fqdn_hostnames", 4: "OMPI_MCA_orte_keep_fqdn_hostnames"}
+
 # What launchers, and ssh, need to do their work.
 LAUNCHER_NEEDS = (
     *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_*"),
@@ -76,6 +79,7 @@ def _open_mpi_5(request: Request, mpirun: str, agent: str | None) -> Command:
     argv += ["--output", "tag"] if request.tag_output else []
     environment = {"PRTE_MCA_prte_if_include": ",".join(request.interfaces)} if request.interfaces else {}
     defaults = {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in KEEPALIVE_SECONDS.items()}
+    defaults |= {WHOLE_NAMES[5]: "1"} if request.hosts else {}
     # By default hosts start each other's daemons, for which they would need each other's keys.
     environment |= {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_plm_ssh_no_tree_spawn": "1"} if agent else {}
     return _open_mpi(request, argv, environment, defaults)
@@ -87,6 +91,7 @@ def _open_mpi_4(request: Request, mpirun: str, agent: str | None) -> Command:
     argv += ["--oversubscribe"] * request.oversubscribe + ["--tag-output"] * request.tag_output
     environment = {"OMPI_MCA_oob_tcp_if_include": ",".join(request.interfaces)} if request.interfaces else {}
     defaults = {f"OMPI_MCA_oob_tcp_keepalive_{name}": str(value) for name, value in KEEPALIVE_SECONDS.items()}
+    defaults |= {WHOLE_NAMES[4]: "1"} if request.hosts else {}
     # Its daemons look for the agent too, on their hosts, and end without one (seen: 4.1.4): there they find their own.
     agents = {"OMPI_MCA_plm_rsh_agent": f"{agent} : ssh : rsh", "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
     environment |= agents if agent else {}

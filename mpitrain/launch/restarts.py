@@ -11,7 +11,7 @@ from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
 from mpitrain.launch.surviving import SHRINK
 from mpitrain.launch.verdict import lost_hosts
-from mpitrain.runtime.hostfile import is_same_host
+from mpitrain.runtime.hostfile import same_hosts
 
 RESTART, ABORT = "restart", "abort"
 RESTARTS = 3  # where a restart is asked for, and no number
@@ -224,7 +224,9 @@ def without(request: Request, lost: Sequence[str]) -> Request:
     """The same job without some hosts: with fewer ranks, unless the others have slots to spare."""
     if not lost or not request.hosts:
         return request
-    left = tuple(host for host in request.hosts if not any(is_same_host(host.name, name) for name in lost))
+    names = [host.name for host in request.hosts]
+    gone = {name for one in lost for name in same_hosts(one, names)}
+    left = tuple(host for host in request.hosts if host.name not in gone)
     before, slots = (sum(host.slots for host in hosts) for hosts in (request.hosts, left))
     # More ranks than slots were asked for: they are not pushed together any closer.
     ranks = request.ranks * slots // before if request.ranks > before else min(request.ranks, slots)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mpitrain.launch.agent import NO_CONNECTION
+from mpitrain.launch.places import nodes_of
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 
@@ -112,11 +113,18 @@ def _late(outcome: Outcome, request: Request, seconds: float) -> str:
         return (
             f"{text}: begun have {len(begun)} ({where}), but not rank {_some(absent)}. Is Python slow there, or stuck?"
         )
+    nodes = nodes_of(request.ranks, request.hosts, request.map_by) if request.hosts else []
+    named = {request.hosts[node].name for node in nodes}
+    if len(set(begun.values())) < len(named) and -1 not in begun:
+        return (
+            f"{text}: all have begun, on fewer hosts ({where}) than were named ({_some(sorted(named))}). Where two names "
+            "are of one host, name it once, with all its slots: some MPIs do not connect the ranks of both"
+        )
     return (
         f"{text}: all have begun ({where}), but MPI does not connect them. Hosts may have interfaces that lead nowhere "
         "(docker0, virbr0: choose with --network-interfaces), or a firewall between them; see mpitrain doctor"
     )
 
 
-def _some(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+def _some(things: Sequence[object]) -> str:
+    return ", ".join(map(str, things[:8])) + ", ..." * (len(things) > 8)

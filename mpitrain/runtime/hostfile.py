@@ -7,11 +7,14 @@ One entry a line, or several separated by commas or blanks:
     node[01-16,20]                 Slurm
     node1                          one slot, and one more each time it is named (PBS, LSF)
 
-What follows `#` is a comment. A host that is named again has the slots of all its entries.
+What follows `#` is a comment; blanks and tabs are alike, also around `=`. A host that is named again has the slots of
+all its entries.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,8 +26,10 @@ from mpitrain.errors import UsageError
 DIALECTS = ("openmpi", "mpich", "slurm", "list")
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 OPTION = re.compile(r"(slots|max[_-]slots|max-slots)=(.*)", re.ASCII)
-MOST_HOSTS = 100_000  # of one entry; more is a slip of the pen
-RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+MOST_HOSTS = 100_000  # more is a slip of the pen
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+SLOTS = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
+BYTE_ORDER_MARK = "\ufeff"  # which editors of Windows write
 
 
 class HostfileError(UsageError):
@@ -57,11 +62,13 @@ def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:
         HostfileError: with file and line, what is wrong there; or the list is empty.
     """
     found: dict[str, Host] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).splitlines(), start=1):
         place = f"{source}:{number}"
         for entry in _entries(line.partition("#")[0], place):
             for host in _hosts(entry, place):
                 found[host.name] = _added(found.get(host.name), host)
+                if len(found) > MOST_HOSTS:
+                    raise HostfileError(f"{place}: these are more than {MOST_HOSTS:,} hosts")
     if not found:
         raise HostfileError(f"{source} names no host")
     for host in found.values():
@@ -79,7 +86,7 @@ def read(path: str) -> tuple[Host, ...]:
         UsageError: the file cannot be read, or as `parse` does.
     """
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         raise UsageError(f"{path} cannot be read: {error}") from error
     return parse(text, path)
@@ -109,6 +116,11 @@ def is_same_host(one: str, other: str) -> bool:
     return one == other or one.partition(".")[0] == other or other.partition(".")[0] == one
 
 
+def same_hosts(name: str, names: Sequence[str]) -> list[str]:
+    """Those of `names` that are of this host: itself; only where that is not there, with and without its domain."""
+    return [name] if name in names else [other for other in names if is_same_host(name, other)]
+
+
 def _added(before: Host | None, host: Host) -> Host:
     if before is None:
         return host
@@ -118,7 +130,7 @@ def _added(before: Host | None, host: Host) -> Host:
 
 def _entries(line: str, place: str) -> Iterator[list[str]]:
     """The words of each entry of a line: the host, then its options."""
-    words = [word for word in re.split(r"[\s,]+(?![^\[]*\])", line.replace(" = ", "=").strip()) if word]
+    words = [word for word in re.split(r"[\s,]+(?![^\[]*\])", re.sub(r"\s*=\s*", "=", line)) if word]
     entry: list[str] = []
     for word in words:
         if "=" not in word and entry:
@@ -132,6 +144,7 @@ def _entries(line: str, place: str) -> Iterator[list[str]]:
 
 
 def _hosts(entry: Sequence[str], place: str) -> Iterator[Host]:
+    _check_kind(entry[0], place)
     name, _, count = entry[0].partition(":")
     slots = _number(count, "slots", place) if count or ":" in entry[0] else None
     limit = None
@@ -144,14 +157,41 @@ def _hosts(entry: Sequence[str], place: str) -> Iterator[Host]:
         else:
             limit = _number(match[2], "max_slots", place)
     for one in _expanded(name, place):
-        if not NAME.fullmatch(one):
+        if not NAME.fullmatch(one) or one.isdigit():
             raise HostfileError(f"{place}: {one!r} is no name of a host")
         yield Host(one, 1 if slots is None else slots, limit)
 
 
+def _check_kind(word: str, place: str) -> None:
+    """Of what stands where a host should, what is known not to be one.
+
+    Raises:
+        HostfileError: it is none, and what is written instead.
+    """
+    user, at, host = word.rpartition("@")
+    if at:
+        raise HostfileError(
+            f"{place}: {word!r} names a user, which launchers do not take: write {host or 'the host'}, and name the "
+            f"user in ~/.ssh/config (Host {host.partition(':')[0] or 'NAME'}, then User {user or 'NAME'})"
+        )
+    if word.isdigit() or word.lower() in ("slot", "slots", "max_slots", "max-slots"):
+        raise HostfileError(f"{place}: {word!r} is no host: the slots of a host are written node1 slots=2, or node1:2")
+    if word.count(":") > 1 and _is_ipv6(word):
+        raise HostfileError(
+            f"{place}: {word!r} is an IPv6 address, in which launchers take what follows a colon for slots: give it "
+            "a name, in /etc/hosts or in ~/.ssh/config"
+        )
+
+
+def _is_ipv6(word: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.IPv6Address(word.removeprefix("[").partition("]")[0].partition("%")[0]))
+    return False
+
+
 def _number(text: str, what: str, place: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise HostfileError(f"{place}: {what} must be a whole number above 0, not {text!r}")
+    if not SLOTS.fullmatch(text):
+        raise HostfileError(f"{place}: {what} must be a whole number above 0, not {text[:20]!r}")
     return int(text)
 
 

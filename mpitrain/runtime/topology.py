@@ -1,9 +1,10 @@
-"""Where each rank of the job is. Pure: whoever has a communicator gathers the keys of the nodes."""
+"""Where each rank of the job is: whoever has a communicator gathers the keys of the nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # For ranks whose MPI takes them all to be on one host: the number of the one they are on.
 NODE_VARIABLE = "MPITRAIN_NODE"
@@ -71,3 +72,20 @@ def topology(rank: int, node_keys: Sequence[Hashable], hosts: Sequence[str]) -> 
     nodes = tuple(order[key] for key in node_keys)
     here = nodes[rank]
     return Topology(rank, size, nodes[:rank].count(here), nodes.count(here), here, tuple(hosts), nodes)
+
+
+def machine(host: str, addresses: Sequence[str], proc: Path = Path("/proc")) -> Hashable:
+    """Local: what is the same for two processes only if they are on one host; None if that is not seen.
+
+    Names alone do not serve: two hosts may have the same one, and launchers take two names of one host for two. Nor
+    does the number of the boot alone: containers share it, and copies of a virtual machine may.
+
+    Args:
+        host: name of this host.
+        addresses: of this host.
+        proc: the process file system.
+    """
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip(), host, *addresses
+    except OSError:
+        return None

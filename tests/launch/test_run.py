@@ -51,6 +51,31 @@ def test_output_of_each_rank(mpirun: Mpirun, tmp_path: Path) -> None:
     assert (tmp_path / "rank.1" / "stdout").stat().st_mode & 0o077 == 0
 
 
+NAMES_HOST = """#!/bin/sh
+# Stands for ssh: notes the host, and runs the command on this one.
+while :; do case $1 in -[opil]) shift 2 ;; -*) shift ;; *) break ;; esac; done
+echo "$1" >>{notes}
+shift
+exec sh -c "$*"
+"""
+
+
+def test_hosts_of_one_domain_are_several_and_two_names_of_one_host_are_one(mpirun: Mpirun, tmp_path: Path) -> None:
+    notes, ssh = tmp_path / "notes", tmp_path / "ssh"
+    ssh.write_text(NAMES_HOST.format(notes=notes))
+    ssh.chmod(0o755)
+    names = ["worker.1.example.net", "worker.2.example.net"]
+    # Open MPI does not connect ranks of what it takes for two hosts, and is one; nor does it like them to end at once.
+    program = ["sh", "-c", "sleep 1"] if mpirun.is_open_mpi else [sys.executable, PROGRAM]
+    command = [*RUN, "-H", ",".join(names), *program]
+    reached_by = {"PRTE_MCA_plm_ssh_agent": str(ssh), "HYDRA_LAUNCHER_EXEC": str(ssh)}
+    finished = mpirun.execute(command, {"PYTHONPATH": str(REPOSITORY), **reached_by}).finish(WITHIN_SECONDS)
+    assert finished.returncode == 0, finished.output
+    assert sorted(notes.read_text().split()) == names, finished.output
+    for rank in range(0 if mpirun.is_open_mpi else 2):
+        assert f"rank {rank} of 2: node 0, local {rank} on " in finished.stdout, finished.output
+
+
 def test_exit_code(mpirun: Mpirun) -> None:
     job = started(mpirun, [], "exit", "5")
     finished = job.finish(WITHIN_SECONDS)

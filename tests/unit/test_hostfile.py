@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.runtime.hostfile import Host, HostfileError, parse, render
+from mpitrain.runtime.hostfile import Host, HostfileError, parse, render, same_hosts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
 
@@ -28,6 +29,15 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
         ("a slots=2\na:3\n", [Host("a", 5)]),
         ("a slots=1 max_slots=4\na slots=3\n", [Host("a", 4, 4)]),
         ("a b c", [Host("a"), Host("b"), Host("c")]),
+        ("\ufeffnode1 slots=2\r\nnode2\r\n", [Host("node1", 2), Host("node2")]),
+        ("node1\tslots=2\tmax_slots=4\n\tnode2", [Host("node1", 2, 4), Host("node2")]),
+        ("a slots= 4\nb slots =3\nc\tslots\t=\t2", [Host("a", 4), Host("b", 3), Host("c", 2)]),
+        ("a slots=04", [Host("a", 4)]),
+        (
+            "worker.1.example.net:2,worker.2.example.net",
+            [Host("worker.1.example.net", 2), Host("worker.2.example.net")],
+        ),
+        ("localhost,localhost,localhost", [Host("localhost", 3)]),
     ],
 )
 def test_dialects(text: str, expected: list[Host]) -> None:
@@ -51,12 +61,39 @@ def test_dialects(text: str, expected: list[Host]) -> None:
         ("node1]", r"file:1: 'node1\]' has a \] without a \["),
         ("node[3-1]", r"file:1: '3-1' in 'node\[3-1\]' is no range"),
         ("node[a]", "file:1: 'a' in"),
+        ("a\nnode1 2", "file:2: '2' is no host: the slots of a host are written node1 slots=2, or node1:2"),
+        ("node1 slots 4", "file:1: 'slots' is no host: the slots of a host are written"),
+        ("node1 slot=4", "file:1: 'slot=4' is not understood: hosts have slots=N and max_slots=N"),
+        ("node1 slots=", "file:1: slots must be a whole number above 0, not ''"),
+        ("node1 slots=" + "9" * 5000, "file:1: slots must be a whole number above 0, not '99999999999999999999'$"),
+        ("node[1-" + "9" * 5000 + "]", "file:1: '1-9999"),
+        ("2001:db8::1", "file:1: '2001:db8::1' is an IPv6 address, in which"),
+        ("a\n[fe80::1%eth0]:4", r"file:2: '\[fe80::1%eth0\]:4' is an IPv6 address"),
+        ("::1 slots=2", "file:1: '::1' is an IPv6 address"),
+        ("a:1:2", "file:1: slots must be a whole number above 0, not '1:2'"),
+        ("alice@node1:4", r"file:1: 'alice@node1:4' names a user.* ~/.ssh/config \(Host node1, then User alice\)"),
+        ("n[1-99999]x[1-99999]", "file:1: these are more than 100,000 hosts"),
         ("a slots=3 max_slots=2", "file: a has 3 slots, more than its max_slots=2"),
     ],
 )
 def test_errors_name_file_and_line(text: str, complaint: str) -> None:
     with pytest.raises(HostfileError, match=complaint):
         parse(text, "file")
+
+
+def test_which_of_some_names_are_a_host_s() -> None:
+    names = ["node1", "node2.example.net", "worker.1.example.net", "worker.2.example.net"]
+    assert same_hosts("node1.example.net", names) == ["node1"]
+    assert same_hosts("node2", names) == ["node2.example.net"]
+    assert same_hosts("worker.2.example.net", names) == ["worker.2.example.net"]
+    assert same_hosts("node1", ["node1", "node1.example.net"]) == ["node1"]
+    assert same_hosts("node3", names) == []
+
+
+@given(st.text() | st.text(alphabet="ab1[]:-,=. \t#@slot"))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(HostfileError):
+        parse(text)
 
 
 names = st.from_regex(r"[a-z][a-z0-9-]{0,6}[a-z0-9]", fullmatch=True)

@@ -32,6 +32,12 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 KEEPALIVE = {"time": "4", "intvl": "2", "probes": "4"}
 
 
+WHOLE_NAMES = {
+    "PRTE": {"PRTE_MCA_prte_keep_fqdn_hostnames": "1"},
+    "OMPI": {"OMPI_MCA_orte_keep_fqdn_hostnames": "1"},
+}
+
+
 def keepalive(prefix: str) -> dict[str, str]:
     return {f"{prefix}_MCA_oob_tcp_keepalive_{name}": value for name, value in KEEPALIVE.items()}
 
@@ -107,7 +113,7 @@ def test_intel_mpi_has_a_section_for_each_host() -> None:
                 "OMPI_MCA_btl_tcp_if_include": "eth0",
                 "NCCL_SOCKET_IFNAME": "eth0",
             },
-            {**keepalive("PRTE"), "OMPI_MCA_mpi_yield_when_idle": "1"},
+            {**keepalive("PRTE"), **WHOLE_NAMES["PRTE"], "OMPI_MCA_mpi_yield_when_idle": "1"},
         ),
         (
             OMPI4,
@@ -121,7 +127,7 @@ def test_intel_mpi_has_a_section_for_each_host() -> None:
                 "OMPI_MCA_btl_tcp_if_include": "eth0",
                 "NCCL_SOCKET_IFNAME": "eth0",
             },
-            {**keepalive("OMPI"), "OMPI_MCA_mpi_yield_when_idle": "1"},
+            {**keepalive("OMPI"), **WHOLE_NAMES["OMPI"], "OMPI_MCA_mpi_yield_when_idle": "1"},
         ),
         (
             HYDRA,

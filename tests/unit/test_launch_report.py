@@ -15,6 +15,7 @@ from mpitrain.launch.report import LONGEST_MARK, Listener, Mark, Reporter, ToldF
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.launch.verdict import judge, lost_hosts
+from mpitrain.runtime.hostfile import Host
 
 SECRET = "0123456789abcdef"
 MARK = f"\x1e{SECRET} met 0 node0\n".encode()
@@ -211,3 +212,11 @@ def test_whether_ranks_end_by_themselves(events: list[str], graceful: bool) -> N
 
 def test_lost_hosts_are_named_once() -> None:
     assert lost_hosts(outcome(0, MET, tail=PRRTE * 2, ssh_codes={"node1": 255}, lost={"node1"})) == ["node1"]
+
+
+@pytest.mark.parametrize(("map_by", "told"), [("node", True), ("slot", False)])
+def test_two_names_of_one_host(map_by: str, told: bool) -> None:
+    request = Request(("true",), 2, (Host("a.x", 2), Host("b.x", 2)), map_by)
+    marks = [Mark("begun", rank, "node0") for rank in range(2)]
+    _, said = judge(outcome(1, marks, timed_out=True), request, 30)
+    assert ("all have begun, on fewer hosts (node0 2) than were named (a.x, b.x)" in said[-1]) is told

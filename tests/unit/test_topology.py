@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.runtime.topology import Topology, topology
+from mpitrain.runtime.topology import Topology, machine, topology
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,10 @@ def test_single() -> None:
 def test_bad_lists(rank: int, keys: list[int], hosts: list[str]) -> None:
     with pytest.raises(ValueError, match="expected one of each per rank"):
         topology(rank, keys, hosts)
+
+
+def test_the_machine_of_this_process(tmp_path: Path) -> None:
+    one = machine("a", ["10.0.0.1"])
+    assert one == machine("a", ["10.0.0.1"])
+    assert len({one, machine("b", ["10.0.0.1"]), machine("a", ["10.0.0.2"]), machine("a", [])}) == 4
+    assert machine("a", ["10.0.0.1"], tmp_path) is None
