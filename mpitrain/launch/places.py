@@ -53,14 +53,11 @@ def place_of(rank: int, ranks: int, hosts: Sequence[Host], map_by: str) -> Place
 
 def nodes_of(ranks: int, hosts: Sequence[Host], map_by: str) -> list[int]:
     """The number of its host for each rank; more ranks than slots fill all slots as often as needed."""
-    counts = {host.name: count for host, count in shares(ranks, hosts)}
-    left = [counts.get(host.name, 0) for host in hosts]
     if map_by == "slot":
-        return [node for node, count in enumerate(left) for _ in range(count)]
+        counts = {host.name: count for host, count in shares(ranks, hosts)}
+        return [node for node, host in enumerate(hosts) for _ in range(counts.get(host.name, 0))]
     nodes: list[int] = []
-    while len(nodes) < ranks:
-        for node, count in enumerate(left):
-            if count:
-                nodes.append(node)
-                left[node] -= 1
-    return nodes
+    while len(nodes) < ranks:  # all slots, as often as needed
+        for turn in range(max(host.slots for host in hosts)):
+            nodes += [node for node, host in enumerate(hosts) if turn < host.slots]
+    return nodes[:ranks]

@@ -117,8 +117,8 @@ def _late(outcome: Outcome, request: Request, seconds: float) -> str:
     named = {request.hosts[node].name for node in nodes}
     if len(set(begun.values())) < len(named) and -1 not in begun:
         return (
-            f"{text}: all have begun, on fewer hosts ({where}) than were named ({_some(sorted(named))}). Where two names "
-            "are of one host, name it once, with all its slots: some MPIs do not connect the ranks of both"
+            f"{text}: all have begun, on fewer hosts ({where}) than were named ({_some(sorted(named))}). Where two "
+            "names are of one host, name it once, with all its slots: some MPIs do not connect the ranks of both"
         )
     return (
         f"{text}: all have begun ({where}), but MPI does not connect them. Hosts may have interfaces that lead nowhere "
