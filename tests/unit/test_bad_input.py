@@ -163,7 +163,7 @@ RUN = {
             "-i ' ' -H a:2": "the ssh identity file has no name",
             "--ssh-connect-timeout 0": "the connect timeout is 0 s: it must be at least 1",
             """--mpi-args '"x'""": "cannot be split into words: No closing quotation",
-            "--launcher srun": "srun cannot start the ranks: there is no allocation",
+            "--launcher srun": "srun cannot start the ranks: there is no ",  # srun, or no allocation
         }.items()
     },
 }
