@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.errors import UsageError
-from mpitrain.rules import ASYNCHRONOUS, CHECKPOINTS, GPUS, SERVERS, Rule, check, convert, flag, option
+from mpitrain.rules import ALL_REDUCE, ASYNCHRONOUS, CHECKPOINTS, GPUS, SERVERS, Rule, check, convert, flag, option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -242,6 +242,9 @@ class TrainConfig:
         below=MOST,
         metavar="N",
         incidental=True,
+    )
+    sync_batch_norm: bool = option(
+        False, bool, "batch normalization uses the moments of all ranks' samples", needs=ALL_REDUCE
     )
     verify_replicas: int = option(
         1, int, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, metavar="N", incidental=True

@@ -41,6 +41,7 @@ class Rule:
     incidental: bool = False
 
 
+ALL_REDUCE = (("strategy", ("all-reduce",)),)
 SERVERS = (("strategy", ("ps",)),)
 ASYNCHRONOUS = (*SERVERS, ("mode", ("async",)))
 CHECKPOINTS = (("checkpoint_dir", ()),)

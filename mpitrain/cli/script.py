@@ -25,12 +25,19 @@ STRATEGY = (
     *("warmup_steps", "ps_compression"),
 )
 VALUED = (
-    *("--batch-size-is", "--output", "--non-finite", *machine.VALUED),
+    *("--batch-size-is", "--loss-is", "--output", "--non-finite", *machine.VALUED),
     *("--" + name.replace("_", "-") for name in STRATEGY),
 )
 PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
-OWN_DIVISION = ("batch_size_is", "divide_loops", "dry_run", "output")  # for scripts that do not divide their work
+OWN_DIVISION = (
+    "batch_size_is",
+    "divide_loops",
+    "dry_run",
+    "loss_is",
+    "output",
+    "sync_batch_norm",
+)  # for scripts that do not divide their work
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -58,6 +65,13 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("script", prog="mpitrain", usage=usage, description=__doc__)
     unset = argparse.SUPPRESS  # what was not given is filled in by `run`
     parser.add_argument("--batch-size-is", choices=("rank", "global"), default=unset, help="of whom (default rank)")
+    parser.add_argument(
+        "--loss-is",
+        choices=("mean", "sum", "whole"),
+        help="a loss of the script's own: mean or sum over rows, or of a whole batch "
+        "(default mean, whole under --batch-size-is global)",
+    )
+    parser.add_argument("--sync-batch-norm", action="store_true", help=rules()["sync_batch_norm"].help)
     parser.add_argument("--output", default=unset, metavar="DIR", help="for rank-N.log")
     parser.add_argument("--dry-run", action="store_true", help="stop at the first training, print what would change")
     parser.add_argument(
@@ -133,6 +147,8 @@ def check_given(arguments: argparse.Namespace, given: set[str]) -> None:
         UsageError: one would do nothing.
     """
     check_needs(given, lambda name: getattr(arguments, name))
+    if arguments.strategy == "ps" and arguments.loss_is not in (None, "mean"):
+        raise UsageError("--loss-is: parameter servers average gradients, weighted by rows: leave it out, or them")
     if not arguments.as_horovod:
         return
     if arguments.strategy == "ps":
@@ -160,5 +176,11 @@ def _run(world: World, arguments: argparse.Namespace) -> None:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
         script.run_alike(world, wanted)
         return
-    division = Division(arguments.batch_size_is == "global", arguments.divide_loops, arguments.dry_run)
+    division = Division(
+        arguments.batch_size_is == "global",
+        arguments.divide_loops,
+        arguments.dry_run,
+        arguments.loss_is or ("whole" if arguments.batch_size_is == "global" else "mean"),
+        arguments.sync_batch_norm,
+    )
     script.run(world, wanted, Path(arguments.output).resolve(), division)

@@ -16,6 +16,7 @@ from mpitrain.comm.world import World
 
 REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
 GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")
+IN_STEP = "in a step"  # so is named what every rank without data takes part in with nothing
 SESSION_ROUND = "the next collective of a session"
 Function = TypeVar("Function", bound=Callable[..., Any])
 NEUTRAL: dict[str, Callable[[Any], Any]] = {

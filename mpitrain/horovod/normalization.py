@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from mpitrain.errors import UsageError
-from mpitrain.horovod.basics import Sum, size
-from mpitrain.horovod.operations import allreduce
+from mpitrain.horovod.basics import size
+from mpitrain.horovod.process_sets import table
+from mpitrain.training.batch_moments import moments
+from mpitrain.training.step_collectives import StepCollectives
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
@@ -31,15 +32,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**kwargs)
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
-        """Collective: mean and variance over the batches of all ranks."""
+        """Collective: mean and variance over the batches of all ranks, whose gradients weigh the same."""
         if size() == 1:
             return super()._moments(inputs, mask)
-        values = tf.cast(inputs, tf.float32)
-        weights = tf.ones(tf.shape(values)[:-1], tf.float32)[..., None] if mask is None else tf.cast(mask, tf.float32)
-        weights = tf.broadcast_to(weights if mask is None else tf.expand_dims(weights, -1), tf.shape(values))
-        axes = self._reduction_axes
-        own = [tf.reduce_sum(part, axes) for part in (values * weights, tf.square(values) * weights, weights)]
-        total, squares, count = tf.unstack(allreduce(tf.stack(own), op=Sum))
-        mean = tf.math.divide_no_nan(total, count)
-        variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
-        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+        return moments(inputs, mask, self._reduction_axes, StepCollectives(table.world()), 1.0)

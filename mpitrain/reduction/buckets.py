@@ -88,11 +88,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """All buckets of one update, in the order in which they are exchanged."""
+    """All buckets of one update, in the order in which they are exchanged; `added_up` or averaged."""
 
     specs: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
     description: str
+    added_up: bool = False
 
     @functools.cached_property
     def title(self) -> str:
@@ -109,7 +110,11 @@ class BucketPlan:
 
 
 def plan_buckets(
-    specs: Sequence[TensorSpec], bucket_bytes: int = BUCKET_BYTES, alone_bytes: int = ALONE_BYTES, title: str = "update"
+    specs: Sequence[TensorSpec],
+    bucket_bytes: int = BUCKET_BYTES,
+    alone_bytes: int = ALONE_BYTES,
+    title: str = "update",
+    added_up: bool = False,
 ) -> BucketPlan:
     """Group gradients for exchange.
 
@@ -123,6 +128,7 @@ def plan_buckets(
         bucket_bytes: most that is fused into one bucket.
         alone_bytes: from this size on a tensor travels alone.
         title: whose gradients these are, for the description.
+        added_up: the gradients of ranks are added up, not averaged.
     """
     finished: list[tuple[int, Bucket]] = []
     open_members: dict[str, list[int]] = {}
@@ -147,7 +153,8 @@ def plan_buckets(
         close(dtype)
     buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
     lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in specs]
-    return BucketPlan(tuple(specs), buckets, "\n".join([f"{title} of {len(specs)} gradients", *lines]))
+    what = f"{title} of {len(specs)} gradients{', added up' * added_up}"
+    return BucketPlan(tuple(specs), buckets, "\n".join([what, *lines]), added_up)
 
 
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:

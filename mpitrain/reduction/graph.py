@@ -23,11 +23,16 @@ def spec_of(gradient: Gradient, variable: Any, half: bool = False) -> TensorSpec
 
 
 def plan_of(
-    gradients: Sequence[Gradient], variables: Sequence[Any], title: str, hosts: int, half: bool = False
+    gradients: Sequence[Gradient],
+    variables: Sequence[Any],
+    title: str,
+    hosts: int,
+    half: bool = False,
+    added_up: bool = False,
 ) -> BucketPlan:
-    """Local: how these gradients are exchanged between ranks on so many hosts."""
+    """Local: how these gradients are exchanged between ranks on so many hosts; `added_up` or averaged."""
     specs = [spec_of(g, v, half) for g, v in zip(gradients, variables, strict=True)]
-    return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title)
+    return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title, added_up=added_up)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -38,7 +43,7 @@ def mean_gradients(
     samples: Any,
     synchronize: Callable[[], bool] | None = None,
 ) -> list[Gradient]:
-    """Collective: the mean of `gradients` over the samples of all ranks.
+    """Collective: the mean of `gradients` over the samples of all ranks, or their sum, as the plan says.
 
     Works eagerly and while a `tf.function` is traced. In a graph each bucket is one stateful
     host call, and control dependencies chain the calls: every rank makes them in the same order,

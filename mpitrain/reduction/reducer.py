@@ -50,9 +50,11 @@ class _Weights:
     after: float
 
 
-def weights_of(agreed: Agreed, rank: int) -> _Weights:
-    """Local: weights so that the sum over ranks is the mean over samples."""
+def weights_of(agreed: Agreed, rank: int, added_up: bool = False) -> _Weights:
+    """Local: weights so that the sum over ranks is the mean over samples, or the sum where there are any."""
     samples = agreed.samples.tolist()  # a list: numpy takes longer for a few numbers
+    if added_up:
+        return _Weights(None if samples[rank] > 0 else 0.0, 1.0)
     if samples[0] > 0 and samples.count(samples[0]) == len(samples):
         return _Weights(None, 1.0 / len(samples))
     total = math.fsum(samples)
@@ -107,7 +109,7 @@ class Reducer:
         samples: float,
         synchronize: Callable[[], bool] | None = None,
     ) -> list[Buffer]:
-        """Collective: replace bucket `index` of `plan` by its mean over all samples.
+        """Collective: replace bucket `index` of `plan` by its mean over all samples, or the sum over ranks.
 
         The first bucket of an update brings the header with it.
 
@@ -179,7 +181,7 @@ class Reducer:
         else:
             agreed = self.agreement.call(plan.description, samples=samples, idle_ok=True)
         self.agreed = agreed
-        self._weights = weights_of(agreed, self.communicator.rank)
+        self._weights = weights_of(agreed, self.communicator.rank, plan.added_up)
         if synchronize is not None and synchronize():
             self._weights = _Weights(1.0 if self.communicator.rank == 0 else 0.0, 1.0)
         self.statistics.updates += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,14 +19,16 @@ from mpitrain.training.hooks import hook_of
 from mpitrain.training.latest_step import LatestStep, first_of
 from mpitrain.training.logs import Logs, epoch_logs, global_metrics, leaves_of
 from mpitrain.training.metric_states import observe
-from mpitrain.training.optimizer import DistributedOptimizer, replicated_state
-from mpitrain.training.replicas import (
-    average_statistics,
-    has_value,
-    part_streams,
-    synchronize,
-    verify_replicas,
+from mpitrain.training.model_state import (
+    replicated,
+    start_alike,
+    statistics,
+    step_counters,
+    synchronize_before_trace,
 )
+from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.training.replicas import average_statistics, verify_replicas
+from mpitrain.training.shares import LossIs, Shares
 
 if TYPE_CHECKING:
     from mpitrain.training.checkpoint.callback import Checkpoint
@@ -60,10 +62,20 @@ class DataParallel(keras.callbacks.Callback):
         verify_replicas: check after the first step and after each epoch that is a multiple of this;
             0 checks never.
         world: the job; the current one by default.
+        loss_is: what a loss is that Keras does not compute, or computes of a whole batch: see `shares.Shares`.
+        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
     """
 
-    def __init__(self, verify_replicas: int = 1, *, world: World | None = None) -> None:
+    def __init__(
+        self,
+        verify_replicas: int = 1,
+        *,
+        world: World | None = None,
+        loss_is: LossIs | None = "mean",
+        sync_batch_norm: bool = False,
+    ) -> None:
         super().__init__()
+        self._steps_are = loss_is, sync_batch_norm
         self._world = world or current_world()
         self._exchange = exchange_of(self._world)
         self._verify_every = verify_replicas
@@ -102,6 +114,7 @@ class DataParallel(keras.callbacks.Callback):
             if getattr(model, "optimizer", None) is not None:
                 DistributedOptimizer(model.optimizer, world=self._world)
             self._hook = _ModelHook.of(model, self._exchange)
+            self._hook.share(*self._steps_are)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Collective: all ranks start from rank 0's variables, where they exist already."""
@@ -111,7 +124,7 @@ class DataParallel(keras.callbacks.Callback):
             in_step = self._exchange.in_step and self.model.steps_per_execution == 1
             self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
-            _start_alike(self.model, self._world)
+            start_alike(self.model, self._world)
             optimizer_hook = hook_of(self.model.optimizer)
             if optimizer_hook is not None and not self._goes_on:
                 optimizer_hook.begin_anew()
@@ -121,7 +134,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._spare is not None and self._hook is not None:
             dataset, self._spare, self._unverified = self._spare, None, False
             if not int(dataset.cardinality()):
-                counters = [(counter, counter.numpy()) for counter in _step_counters(self.model.optimizer)]
+                counters = [(counter, counter.numpy()) for counter in step_counters(self.model.optimizer)]
                 with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                     self.model.train_function(iter(dataset))
                 for counter, number in counters:  # see _end_epoch_alike
@@ -147,7 +160,7 @@ class DataParallel(keras.callbacks.Callback):
             self._exchange.reducer.finite.note_loss(float(loss), self._world.activity.updates, self._world.hosts)
         if self._unverified:
             self._unverified = False
-            verify_replicas(_replicated(self.model), "after the first step", world=self._world)
+            verify_replicas(replicated(self.model), "after the first step", world=self._world)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Collective: statistics become the same before they are used."""
@@ -156,7 +169,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             self._hook.active += 1
             self._hook.latest.begin_test()
-            average_statistics(_statistics(self.model), world=self._world)
+            average_statistics(statistics(self.model), world=self._world)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again, unless this was within a `fit`."""
@@ -174,9 +187,9 @@ class DataParallel(keras.callbacks.Callback):
         if logs is not None:
             logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
         self._end_epoch_alike()
-        average_statistics(_statistics(self.model), world=self._world)
+        average_statistics(statistics(self.model), world=self._world)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
-            verify_replicas(_replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
+            verify_replicas(replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
 
     def _end_epoch_alike(self) -> None:
         """Collective: one rank that stops stops all, and all have counted the same number of steps.
@@ -189,7 +202,7 @@ class DataParallel(keras.callbacks.Callback):
         hook = hook_of(optimizer)
         counters = []
         if hook is not None and not hook.accumulation_steps:
-            counters = _step_counters(optimizer)
+            counters = step_counters(optimizer)
         self._world.agreement.call("end of an epoch")
         numbers = np.array([self.model.stop_training, *[c.numpy() for c in counters]], np.int64)
         self._world.communicator.all_reduce(numbers, "max")
@@ -211,6 +224,7 @@ class _ModelHook:
     def __init__(self, model: Any, exchange: Exchange) -> None:
         self.active = 0
         self._model, self._exchange = model, exchange
+        self.shares = Shares(model, exchange.world, lambda: self.active > 0)
         self._optimizer: Any = None
         self._depth = 0
         self.latest = LatestStep(exchange)
@@ -237,6 +251,13 @@ class _ModelHook:
             if plain_step and optimizer_hook is not None and not optimizer_hook.accumulation_steps:
                 self._train_step = split_train_step(self._own_train_step, optimizer_hook)
 
+    def share(self, loss_is: LossIs | None, sync_batch_norm: bool) -> None:
+        """Local: see `Shares`; what was traced otherwise is traced again."""
+        shares = self.shares
+        if (shares.loss_is, shares.sync_batch_norm) != (loss_is, sync_batch_norm):
+            self._model.train_function = self._model.test_function = None
+        shares.loss_is, shares.sync_batch_norm = loss_is, sync_batch_norm
+
     @classmethod
     def of(cls, model: Any, exchange: Exchange) -> _ModelHook:
         """Local: the hook of `model`, made and patched in if it has none."""
@@ -256,15 +277,25 @@ class _ModelHook:
         """Collective: the model's training step, its gradients weighted by the samples of `data`."""
         if not self.synchronized:
             self.synchronized = True
-            _synchronize_before_trace(self._model, data, self._exchange.world)
+            synchronize_before_trace(self._model, data, self._exchange.world)
         self._first_batches.note(data)
-        with sample_count(tf.shape(first_of(data))[0]):
+        with sample_count(tf.shape(first_of(data))[0]), self.shares.step(training=True):
             return self._step(self._train_step, data)
 
     def test_step(self, data: Any) -> Any:
-        """Local: the model's own."""
+        """Collective where a loss is no mean over rows: the model's own."""
         self.latest.note_test(data)
-        return self._step(self._test_step, data)
+        with sample_count(tf.shape(first_of(data))[0]), self.shares.step(training=False):
+            return self._step(self._test_step, data)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Local: all ranks run the steps of the model."""
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
 
     def _step(self, step: Callable[[Any], Any], data: Any) -> Any:
         self._depth += 1
@@ -304,7 +335,14 @@ class _ModelHook:
         return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
 
 
-def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, Any], world: World) -> Any:
+def train_on_rows(
+    model: Any,
+    train: Callable[..., Any],
+    arguments: dict[str, Any],
+    world: World,
+    loss_is: LossIs | None = "mean",
+    sync_batch_norm: bool = False,
+) -> Any:
     """Collective: `Model.train_on_batch` where each rank has its own rows; the numbers returned are those of all.
 
     Args:
@@ -312,11 +350,15 @@ def train_on_rows(model: Any, train: Callable[..., Any], arguments: dict[str, An
         train: `Model.train_on_batch` of Keras.
         arguments: its arguments by name.
         world: the job.
+        loss_is: see `shares.Shares`.
+        sync_batch_norm: likewise.
     """
     as_dictionary = arguments.get("return_dict", False)
     DistributedOptimizer(model.optimizer, world=world)
     hook = _ModelHook.of(model, exchange_of(world))
-    logs = train(model, **{**arguments, "return_dict": True})
+    hook.share(loss_is, sync_batch_norm)
+    with hook.together():
+        logs = train(model, **{**arguments, "return_dict": True})
     own = leaves_of(logs)
     world.agreement.call(hook.logs.description(list(own)))
     logs |= hook.logs.reduce(list(own), own, hook.latest.samples)
@@ -337,51 +379,4 @@ def begun_alike(model: Any) -> None:
 
 def average_batch_statistics(model: Any, world: World) -> None:
     """Collective: moments of batch normalization become the mean over ranks."""
-    average_statistics(_statistics(model), world=world)
-
-
-def _synchronize_before_trace(model: Any, data: Any, world: World) -> None:
-    """Collective: build a model that has no variables yet, and give it rank 0's, before its first step runs.
-
-    Keras builds some models only while it traces the first step, where a variable has no value yet.
-    """
-    with tf.init_scope():
-        # Custom models without a usable `call` cannot be built here; their optimizers synchronize what
-        # they train at the first update.
-        with contextlib.suppress(Exception):
-            model._symbolic_build(data_batch=data)
-        _start_alike(model, world)
-
-
-def _start_alike(model: Any, world: World) -> None:
-    """Collective: rank 0's variables on all ranks, but random streams of their own."""
-    state = [v for v in _state(model) if has_value(v)]
-    synchronize(state, world=world)
-    part_streams(state, world=world)
-
-
-def _state(model: Any) -> list[Any]:
-    """All that must be the same before the first step."""
-    found = [*model.variables]
-    if model.optimizer is not None:
-        hook = hook_of(model.optimizer)
-        started = hook is not None and hook.synchronized
-        found += replicated_state(model.optimizer) if started else model.optimizer.variables
-    metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    return list({id(v): v for v in found if id(v) not in metrics}.values())
-
-
-def _step_counters(optimizer: Any) -> list[Any]:
-    return [one._iterations for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
-
-
-def _statistics(model: Any) -> list[Any]:
-    """Non-trainable floating-point weights: moments of batch normalization and the like."""
-    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-
-
-def _replicated(model: Any) -> list[Any]:
-    """What the optimizer keeps identical: weights that are trained, and its own state."""
-    hook = hook_of(model.optimizer)
-    own = [] if hook is not None and hook.served else replicated_state(model.optimizer)
-    return [*model.trainable_variables, *own]
+    average_statistics(statistics(model), world=world)

@@ -1,6 +1,7 @@
 """Training steps with XLA: forward, backward and update are compiled, the exchange stands between them.
 
-XLA cannot compile a call to the host, so a step with `jit_compile=True` is cut at the optimizer.
+XLA cannot compile a call to the host, so a step with `jit_compile=True` is cut at the optimizer. One in which ranks
+have to tell each other something before is not compiled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.training.hooks import Hook
+from mpitrain.training.step_collectives import NotCompilableError, compiled
 
 TrainStep = Callable[[Any], Any]
 
@@ -23,12 +25,14 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
         hook: of the model's optimizer.
     """
     variables: list[Any] = []
+    plain = False
 
     @tf.function(jit_compile=True, reduce_retracing=True)
     def forward_backward(data: Any) -> tuple[Any, list[Any]]:
         hook.captured = []
         try:
-            logs = train_step(data)
+            with compiled():
+                logs = train_step(data)
             gradients, found = hook.captured[0] if hook.captured else ([], [])  # nothing to train
         finally:
             hook.captured = None
@@ -43,8 +47,15 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
     hook.compiled_update = update
 
     def step(data: Any) -> Any:
-        logs, gradients = forward_backward(data)
-        update(hook.prepare(gradients, variables))
-        return logs
+        nonlocal plain
+        if not plain:
+            try:
+                logs, gradients = forward_backward(data)
+            except NotCompilableError:
+                plain, hook.compiled_update = True, None
+            else:
+                update(hook.prepare(gradients, variables))
+                return logs
+        return train_step(data)
 
     return step

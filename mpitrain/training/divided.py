@@ -22,6 +22,7 @@ from mpitrain.training.removals import Removals
 from mpitrain.training.seeds import draw_alike, kept
 
 if TYPE_CHECKING:
+    from mpitrain.training.shares import LossIs
     from mpitrain.training.unmodified import Unmodified
 
 PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
@@ -35,11 +36,15 @@ class Division:
         batch_is_global: batch sizes in the script are those of all ranks together, not of each.
         divide_loops: divide also what loops of the script's own read of `tf.data`.
         dry_run: stop where the script would train, and print what would be changed.
+        loss_is: what a loss is that Keras does not compute: `mean`, `sum` or `whole`, see `shares.Shares`.
+        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
     """
 
     batch_is_global: bool = False
     divide_loops: bool = False
     dry_run: bool = False
+    loss_is: LossIs = "mean"
+    sync_batch_norm: bool = False
 
 
 @dataclass

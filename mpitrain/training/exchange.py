@@ -14,30 +14,77 @@ from typing import Any
 from mpitrain.collectives import host
 from mpitrain.comm.agreement import Agreed, signature_of
 from mpitrain.comm.world import World, current_world
-from mpitrain.errors import CollectiveError
+from mpitrain.errors import CollectiveError, UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.reduction.reducer import Reducer, Statistics, zeros
 from mpitrain.training import replicas
 
 _samples: contextvars.ContextVar[Any] = contextvars.ContextVar("samples", default=1.0)
+_added_up: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar("added_up", default=None)
 
 
 @contextlib.contextmanager
-def sample_count(samples: Any) -> Iterator[None]:
+def sample_count(samples: Any, loss_is: str | None = None) -> Iterator[None]:
     """Local: gradients exchanged inside this context stand for `samples` samples.
 
     Ranks' means are weighted by it, so that ranks with batches of different sizes give the exact
     mean of the global batch. Without it all ranks weigh the same.
 
     Args:
-        samples: a number, or a scalar tensor of the graph being traced.
+        samples: what this rank's loss was divided by: the rows of its batch, or the steps that are not masked, or
+            the sum of sample weights; a number, or a scalar tensor of the graph being traced.
+        loss_is: `mean`: as said; `sum`: over rows, so that gradients are added up; None: as it is outside.
+
+    Raises:
+        UsageError: another `loss_is`.
     """
     token = _samples.set(samples)
     try:
-        yield
+        with contextlib.nullcontext() if loss_is is None else added_up(sums(loss_is)):
+            yield
     finally:
         _samples.reset(token)
+
+
+def sums(loss_is: str) -> bool:
+    """Local: whether a loss is a sum over samples, and no mean.
+
+    Raises:
+        UsageError: `loss_is` is neither mean nor sum.
+    """
+    if loss_is not in ("mean", "sum"):
+        raise UsageError(f"loss_is is {loss_is!r}: choose mean or sum")
+    return loss_is == "sum"
+
+
+@contextlib.contextmanager
+def added_up(when: Callable[[], bool] | bool, always: bool = True) -> Iterator[None]:
+    """Local: gradients exchanged inside this context are added up, not averaged, if `when` says so then.
+
+    Args:
+        when: see above.
+        always: also where another such context around this one has said it already.
+    """
+    if not always and _added_up.get() is not None:
+        yield
+        return
+    token = _added_up.set(when if callable(when) else lambda: when)
+    try:
+        yield
+    finally:
+        _added_up.reset(token)
+
+
+def keep_added_up(when: bool) -> None:
+    """Local: from now on gradients are added up wherever nothing else is said; or, as at first, averaged."""
+    _added_up.set((lambda: True) if when else None)
+
+
+def are_added_up() -> bool:
+    """Local: whether gradients are added up here."""
+    when = _added_up.get()
+    return when is not None and when()
 
 
 def keep_sample_count(samples: Any) -> None:
@@ -128,7 +175,7 @@ class Exchange:
         title: str,
         synchronize: Callable[[], bool] | None = None,
     ) -> list[Any]:
-        """Collective: the mean of gradients over the samples of all ranks; None stays None.
+        """Collective: the mean of gradients over the samples of all ranks, or their sum; None stays None.
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None.
@@ -154,7 +201,7 @@ class Exchange:
         """Local: how these gradients, of which none is None, are exchanged."""
         from mpitrain.reduction.graph import plan_of
 
-        return plan_of(gradients, variables, title, self._hosts, self.half)
+        return plan_of(gradients, variables, title, self._hosts, self.half, are_added_up())
 
     def plan_update(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
         """Local: what `mean` makes of these gradients, of which none is None."""
@@ -226,6 +273,7 @@ class Exchange:
         if not finished and self._part_in(description) is not None:
             return 0.0
         known = finished and signature in self._plans
+        collectives = collectives or host.IN_STEP in description
         return 0.0 if known or (collectives and host.without_data(self.world, description)) else None
 
     def _part_in(self, description: str) -> Callable[[Agreed], None] | None:

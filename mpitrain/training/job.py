@@ -61,6 +61,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
         callbacks=[cosine_decay(rate, config.epochs)] if config.lr_decay == "cosine" else [],
         checkpoints=_checkpoints(config, source),
         verify_replicas=config.verify_replicas,
+        sync_batch_norm=config.sync_batch_norm,
         world=world,
     )
     return Job(source, model, optimizer, trainer)

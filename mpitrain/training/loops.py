@@ -19,10 +19,11 @@ import tensorflow as tf
 from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, length
 from mpitrain.errors import DataError
-from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.exchange import keep_added_up, keep_sample_count
 from mpitrain.training.handed import Handed
 from mpitrain.training.logs import global_metrics
 from mpitrain.training.metric_states import observe
+from mpitrain.training.shares import LossIs, keep_batch_norm_synchronized, taken_for_a_mean
 
 OWN = "a loop of its own"
 Note = Callable[[str, str], None]
@@ -38,19 +39,33 @@ class DividedLoops:
         training: whether a `fit` is under way. What its callbacks read stays whole, and the results they ask for
             stay this rank's: ranks may stand at different batches.
         handed: compares what ranks have read.
+        loss_is: what the loss of a loop is: a `mean` over the rows of its batch, a `sum` over them, or `whole`: nobody
+            has said, and it is taken for a mean.
+        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
     """
 
     def __init__(
-        self, world: World, portion: Portion, note: Note, training: Callable[[], bool], handed: Handed
+        self,
+        world: World,
+        portion: Portion,
+        note: Note,
+        training: Callable[[], bool],
+        handed: Handed,
+        loss_is: LossIs = "mean",
+        sync_batch_norm: bool = False,
     ) -> None:
         self._world, self._portion, self._note, self._training = world, portion, note, training
-        self._handed = handed
+        self._handed, self._loss_is, self._sync_batch_norm, self._told = handed, loss_is, sync_batch_norm, False
         # A variable: a step that was traced once reads it each time it runs.
         self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
 
     def install(self) -> None:
         """Local: patch `tf.data` and Keras' metrics."""
         keep_sample_count(self._rows)
+        if self._loss_is == "sum":
+            keep_added_up(True)
+        if self._sync_batch_norm:
+            keep_batch_norm_synchronized(self._world)
         iterate, initialize, loops = tf.data.Dataset.__iter__, keras.Metric.__init__, self
 
         def divided(dataset: tf.data.Dataset) -> Iterator[Any]:
@@ -58,7 +73,10 @@ class DividedLoops:
             if not loops._divides(sys._getframe(1)):
                 return batches
             loops._note("data", f"{OWN}: batches of tf.data are divided, other data is not")
-            return DividedBatches(loops._compared(batches), loops._portion, loops._rows)
+            loops._tell_once()
+            # Of a batch that all ranks take, the loss is not to be added up.
+            counts = loops._world.is_root or loops._loss_is != "sum"
+            return DividedBatches(loops._compared(batches), loops._portion, loops._rows, counts)
 
         def initialized(metric: keras.Metric, *args: Any, **kwargs: Any) -> None:
             initialize(metric, *args, **kwargs)
@@ -75,6 +93,11 @@ class DividedLoops:
             if not number and threading.current_thread() is threading.main_thread():
                 self._handed.note_batch(OWN, batch)
             yield batch
+
+    def _tell_once(self) -> None:
+        if self._loss_is == "whole" and self._world.is_root and not self._told:
+            sys.stderr.write(f"mpitrain: {taken_for_a_mean('the loss of a loop of the script')}\n")
+        self._told = True
 
     def _divides(self, caller: FrameType) -> bool:
         return tf.executing_eagerly() and not self._training() and _of_the_script(caller)
@@ -99,11 +122,12 @@ class DividedBatches:
     Args:
         batches: of which all ranks read the same.
         portion: which part of them.
-        rows: set to the number of rows of the latest batch.
+        rows: set to the number of rows of the latest batch that count.
+        whole_counts: whether the rows of a batch that every rank takes count on this one.
     """
 
-    def __init__(self, batches: Iterator[Any], portion: Portion, rows: tf.Variable) -> None:
-        self._portion, self._rows = portion, rows
+    def __init__(self, batches: Iterator[Any], portion: Portion, rows: tf.Variable, whole_counts: bool = True) -> None:
+        self._portion, self._rows, self._whole_counts, self._counts = portion, rows, whole_counts, True
         self._batches = self._by_rows(batches) if portion.batch_is_global else self._dealt(batches)
 
     def __iter__(self) -> DividedBatches:
@@ -125,7 +149,7 @@ class DividedBatches:
         except StopIteration:
             self._rows.assign(1.0)
             raise
-        self._rows.assign(float(_rows_of(batch) or 1))
+        self._rows.assign(float(_rows_of(batch) or 1) if self._counts else 0.0)
         return batch
 
     get_next = __next__
@@ -133,7 +157,9 @@ class DividedBatches:
     def _by_rows(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             # Of fewer rows than ranks every rank takes all: the mean is the same.
-            yield self._portion.rows_of_batch(batch) if _rows_of(batch) >= self._portion.size else batch
+            divided = _rows_of(batch) >= self._portion.size
+            self._counts = divided or self._whole_counts
+            yield self._portion.rows_of_batch(batch) if divided else batch
 
     def _dealt(self, batches: Iterator[Any]) -> Iterator[Any]:
         while round_of_all := list(islice(batches, self._portion.size)):

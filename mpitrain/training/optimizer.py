@@ -13,7 +13,16 @@ from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
-from mpitrain.training.exchange import EmptyUpdate, Exchange, current_samples, exchange_of, sample_count
+from mpitrain.training.exchange import (
+    EmptyUpdate,
+    Exchange,
+    added_up,
+    are_added_up,
+    current_samples,
+    exchange_of,
+    sample_count,
+    sums,
+)
 from mpitrain.training.hooks import ATTRIBUTE, Hook, hook_of
 from mpitrain.training.replicas import has_value, synchronize
 
@@ -24,6 +33,7 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
     world: World | None = None,
     exchange: Exchange | None = None,
     synchronize_first: bool = True,
+    loss_is: str = "mean",
 ) -> Any:
     """Local: make a Keras optimizer average its gradients over all ranks.
 
@@ -41,12 +51,14 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
         world: the job; the current one by default.
         exchange: what takes the mean; that of `world` by default.
         synchronize_first: before the first update, variables and optimizer state become those of rank 0.
+        loss_is: what each rank's loss is: a `mean` over its samples, or a `sum`, so that gradients are added up. What
+            `sample_count` or the callback `DataParallel` says goes before.
 
     Returns:
         `optimizer`.
 
     Raises:
-        UsageError: `optimizer` is not a Keras 3 optimizer.
+        UsageError: `optimizer` is not a Keras 3 optimizer; or gradients are to be added up by parameter servers.
     """
     if not callable(getattr(optimizer, "apply", None)) or not hasattr(optimizer, "iterations"):
         raise UsageError(
@@ -55,12 +67,14 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
         )
     world = exchange.world if exchange else world or current_world()
     if exchange is None and world.parameter_server is not None:
+        if sums(loss_is):
+            raise UsageError("parameter servers average gradients: divide the loss by the samples of each rank")
         return _served(optimizer, world)
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:
         inner.remove()
     if world.size > 1 and hook_of(optimizer) is None:
-        _Hook(optimizer, exchange or exchange_of(world), synchronize_first).install()
+        _Hook(optimizer, exchange or exchange_of(world), synchronize_first, sums(loss_is)).install()
     return optimizer
 
 
@@ -106,8 +120,9 @@ def slots_of(optimizer: Any, chosen: Callable[[Any], bool]) -> list[Any]:
 class _Hook(Hook):
     """Gradients become the mean over all ranks."""
 
-    def __init__(self, optimizer: Any, exchange: Exchange, synchronize_first: bool = True) -> None:
+    def __init__(self, optimizer: Any, exchange: Exchange, synchronize_first: bool = True, adds: bool = False) -> None:
         super().__init__(optimizer, exchange)
+        self._adds = adds
         self.synchronized = self._traced = not synchronize_first
         self._checked = False
         self._apply: Callable[..., Any] = optimizer.apply
@@ -152,13 +167,14 @@ class _Hook(Hook):
         if self.captured is not None:
             self.captured.append((grads, variables))
             return None
-        means = self.prepare(grads, variables)
-        if not self.exchange.whole_updates:
-            return self._apply(means, trainable_variables)
-        with tf.control_dependencies(
-            [m.values if isinstance(m, tf.IndexedSlices) else m for m in means if m is not None]
-        ):
-            return self._apply(means, trainable_variables)
+        with added_up(self._adds, always=False):
+            means = self.prepare(grads, variables)
+            if not self.exchange.whole_updates:
+                return self._apply(means, trainable_variables)
+            with tf.control_dependencies(
+                [m.values if isinstance(m, tf.IndexedSlices) else m for m in means if m is not None]
+            ):
+                return self._apply(means, trainable_variables)
 
     def prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Collective: the mean of gradients; where they are accumulated, their sum over this rank's samples."""
@@ -176,10 +192,11 @@ class _Hook(Hook):
         # constants alone is still counted.
         with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
             self.accumulated_samples.assign_add(samples)
-        sums = [None if g is None else tf.convert_to_tensor(g) * tf.cast(samples, g.dtype) for g in grads]
+        factor = tf.ones_like(samples) if are_added_up() else samples
+        own = [None if g is None else tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
         self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        self._register(sums, variables)
-        return sums
+        self._register(own, variables)
+        return own
 
     def apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> None:
         """Local: the rest of the update, after the exchange."""
@@ -193,6 +210,7 @@ class _Hook(Hook):
         """
         samples = self.accumulated_samples.read_value()
         factor = tf.math.divide_no_nan(tf.cast(self.accumulation_steps, tf.float64), samples)
+        factor = tf.ones_like(samples) if are_added_up() else factor
         own = [g * tf.cast(factor, g.dtype) for g in grads]
         variables = self._variables
         with sample_count(samples):
@@ -228,11 +246,11 @@ class _Hook(Hook):
         plan = self.exchange.plan_update([gradient for gradient, _ in pairs], kept, self._title)
         if self.exchange.knows(plan.description):
             return
-        specs = [spec_of(gradient, variable) for gradient, variable in pairs]
+        specs, adds = [spec_of(gradient, variable) for gradient, variable in pairs], are_added_up()
 
         def nothing() -> None:
             zeros = [_zero(spec) for spec in specs]
-            with sample_count(0.0):
+            with sample_count(0.0), added_up(adds):
                 if self.compiled_update is not None:
                     self.compiled_update(self.prepare(zeros, kept))
                 else:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.comm.world import World
-from mpitrain.training.exchange import Exchange, current_exchange, current_samples, sample_count
+from mpitrain.training.exchange import Exchange, added_up, current_exchange, current_samples, sample_count, sums
 
 
 class DistributedGradientTape:
@@ -18,6 +18,11 @@ class DistributedGradientTape:
         world: the job; the current one by default.
         exchange: what takes the mean; that of `world` by default.
         synchronize_first: variables become those of rank 0 when they are first seen here.
+        loss_is: what each rank's target is: a `mean` over its samples, or a `sum`, so that gradients are added up.
+            What `sample_count` says goes before.
+
+    Raises:
+        UsageError: another `loss_is`.
     """
 
     def __init__(
@@ -27,10 +32,12 @@ class DistributedGradientTape:
         world: World | None = None,
         exchange: Exchange | None = None,
         synchronize_first: bool = True,
+        loss_is: str = "mean",
     ) -> None:
         self._tape = tape
         self._exchange = exchange or current_exchange(world)
         self._synchronize_first = synchronize_first
+        self._adds = sums(loss_is)
 
     def gradient(
         self,
@@ -41,7 +48,7 @@ class DistributedGradientTape:
         *,
         samples: Any = None,
     ) -> Any:
-        """Collective: gradients of `target`, averaged over all ranks.
+        """Collective: gradients of `target`, averaged over all ranks, or added up.
 
         With `synchronize_first` variables become those of rank 0 when they are first seen here: in a
         `tf.function` while it is traced; eagerly before the exchange, where the gradients of ranks with
@@ -52,15 +59,16 @@ class DistributedGradientTape:
             sources: variables, in any nest.
             output_gradients: as for `tf.GradientTape.gradient`.
             unconnected_gradients: as for `tf.GradientTape.gradient`.
-            samples: samples behind this rank's gradient, number or scalar tensor. Without it, what
-                `sample_count` says; without that all ranks weigh the same.
+            samples: samples behind this rank's gradient, or what else `target` was divided by: see `sample_count`.
+                Without it, what that says; without that all ranks weigh the same.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
         if not tf.executing_eagerly() and self._exchange.world.size > 1 and self._synchronize_first:
             with tf.init_scope():
                 self._exchange.synchronize_once(variables)
-        with sample_count(current_samples() if samples is None else samples):
+        samples = current_samples() if samples is None else samples
+        with sample_count(samples), added_up(self._adds, always=False):
             means = self._exchange.mean(
                 tf.nest.flatten(gradients),
                 variables,

@@ -107,6 +107,7 @@ class Trainer:
         callbacks: Keras callbacks, called on every rank with the numbers of all ranks.
         checkpoints: where the run is saved while it goes on, and from where it goes on; nowhere by default.
         verify_replicas: see `callbacks.DataParallel`.
+        sync_batch_norm: likewise.
         progress: show progress on rank 0.
         world: the job; the current one by default.
     """
@@ -123,6 +124,7 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         checkpoints: Options | None = None,
         verify_replicas: int = 1,
+        sync_batch_norm: bool = False,
         progress: bool = True,
         world: World | None = None,
     ) -> None:
@@ -131,7 +133,7 @@ class Trainer:
         self._optimizer, self._loss, self._metrics = optimizer, loss, metrics
         self._batch_size, self._epochs = batch_size, epochs
         self._callbacks, self._checkpoints = list(callbacks), checkpoints
-        self._verify_replicas, self._progress = verify_replicas, progress
+        self._verify_replicas, self._sync_batch_norm, self._progress = verify_replicas, sync_batch_norm, progress
 
     @property
     def keeps_compiled(self) -> bool:
@@ -152,7 +154,7 @@ class Trainer:
         world = self.world
         survival = Survival(world, self.model, source, self._batch_size, self._callbacks)
         together(world.communicator, world.hosts, lambda: self._compile(source, survival))
-        parallel = DataParallel(self._verify_replicas, world=world)
+        parallel = DataParallel(self._verify_replicas, world=world, sync_batch_norm=self._sync_batch_norm)
         checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
         begin = Position() if checkpoint is None else checkpoint.position
         history, times = self._train(survival, parallel, checkpoint, begin)

@@ -58,12 +58,14 @@ class Unmodified:
         portion = Portion(world.rank, world.size, division.batch_is_global)
         self._world, self._portion, self._table, self._names = world, portion, note, names
         self._dry_run, self._handed = division.dry_run, Handed(world, note)
+        self._loss_is, self._sync_batch_norm = division.loss_is, division.sync_batch_norm
         self._loops: DividedLoops | None = None
         if division.divide_loops:
-            self._loops = DividedLoops(world, portion, self._note, lambda: self.training, self._handed)
+            self._loops = DividedLoops(
+                world, portion, self._note, lambda: self.training, self._handed, self._loss_is, self._sync_batch_norm
+            )
         self._how: dict[str, str] = {}  # the data of each call are divided
         self._fits = 0  # under way
-        self._warned: set[str] = set()
         self._applying = 0
 
     def install(self) -> None:
@@ -141,10 +143,12 @@ class Unmodified:
         self._begin_training("train_on_batch")
         arguments = _bound(train, model, args, kwargs)
         self._handed.check_often("train_on_batch", arguments)
-        if length(arguments["x"]) >= self._world.size:  # else every rank takes the whole batch
+        divided = length(arguments["x"]) >= self._world.size  # else every rank takes the whole batch
+        if divided:
             own = {name: arguments[name] for name in ("x", "y", "sample_weight") if name in arguments}
             arguments |= {name: self._portion.rows_of_batch(value) for name, value in own.items()}
-        return train_on_rows(model, train, arguments, self._world)
+        loss_is = self._loss_is if divided else None
+        return train_on_rows(model, train, arguments, self._world, loss_is, self._sync_batch_norm)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: an optimizer that is used for the first time becomes a distributed one."""
@@ -220,7 +224,8 @@ class Unmodified:
         own = [Comparison(self._handed, self._world)] if training else []
         if training and self._names.compare(paths_of(given)):
             self._note("files", "ranks name files of callbacks differently; the first rank of each name writes it")
-        every = [DataParallel(world=self._world), *own, *alike(self._world, given)]
+        parallel = DataParallel(world=self._world, loss_is=self._loss_is, sync_batch_norm=self._sync_batch_norm)
+        every = [parallel, *own, *alike(self._world, given)]
         if made is callbacks:
             return every
         # Keras has told the callbacks of a CallbackList of the model; the script may give the same list again.
@@ -240,17 +245,6 @@ class Unmodified:
         if model.optimizer is not None:
             kind = type(model.optimizer).__name__
             self._note("optimizer", f"{kind}: gradients are averaged over all ranks, weighted by samples")
-            self._warn_of_sums(model)
-
-    def _warn_of_sums(self, model: Any) -> None:
-        """Local: a loss that is a sum over the batch is not one over all ranks' batches."""
-        losses = keras.tree.flatten(model.loss)
-        if any(getattr(loss, "reduction", None) == "sum" for loss in losses):
-            text = f'{model.name}: a loss with reduction="sum" is averaged over ranks, not added up'
-            if self._world.is_root and text not in self._warned:
-                sys.stderr.write(f"mpitrain: {text}: multiply the learning rate by the ranks to have the sum\n")
-            self._warned.add(text)
-            self._note("optimizer", text)
 
     def _note(self, part: str, text: str) -> None:
         self._table(part, text)

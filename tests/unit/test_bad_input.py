@@ -67,6 +67,8 @@ OPTIONS = {
     "--stall-warning -1": "--stall-warning is -1.0: it must be at least 0",
     "--stall-abort soon": "--stall-abort is 'soon': give a number",
     "--non-finite cry": "--non-finite is 'cry': choose one of stop, warn, ignore",
+    "--strategy ps --loss-is sum x.py": "--loss-is: parameter servers average gradients, weighted by rows: leave it ",
+    "--loss-is median x.py": "argument --loss-is: invalid choice: 'median'",
     "--verify-replicas -1": "--verify-replicas is -1: it must be at least 0",
     "--device tpu": "--device is 'tpu': choose one of auto, cpu, gpu",
     "--intra-threads 0": "--intra-threads is 0: it must be at least 1",

@@ -46,6 +46,7 @@ NEEDING = {
     "checkpoint_best": ("loss", DIR, [""]),
     "resume": ("auto", DIR, [""]),
     "grace": ("30", DIR, [""]),
+    "sync_batch_norm": (True, "", [PS]),
     "gpu_memory": ("growth", "", ["--device cpu"]),
     "share_gpus": (True, "", ["--device cpu"]),
     "visible_devices": ("0", "--device gpu", ["--device cpu"]),
@@ -63,7 +64,10 @@ OF_SCRIPTS = {
     *("help", "non_finite", "show_plan", "as_horovod", "strategy", "device", "intra_threads", "inter_threads"),
     *("stall_warning", "stall_abort", "verbose"),
 }
-NOT_FOR_HOROVOD = {"batch_size_is": "global", "output": "x", "dry_run": True, "divide_loops": True}
+NOT_FOR_HOROVOD = {
+    **{"batch_size_is": "global", "output": "x", "dry_run": True, "divide_loops": True},
+    **{"loss_is": "sum", "sync_batch_norm": True},
+}
 
 
 def given(words: str) -> dict[str, str]:

@@ -1,0 +1,62 @@
+"""The variables of one model: which of them ranks have in common, and how they come to be the same."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mpitrain.comm.world import World
+from mpitrain.training.hooks import hook_of
+from mpitrain.training.optimizer import replicated_state
+from mpitrain.training.replicas import has_value, part_streams, synchronize
+
+
+def synchronize_before_trace(model: Any, data: Any, world: World) -> None:
+    """Collective: build a model that has no variables yet, and give it rank 0's, before its first step runs.
+
+    Keras builds some models only while it traces the first step, where a variable has no value yet.
+    """
+    with tf.init_scope():
+        # Custom models without a usable `call` cannot be built here; their optimizers synchronize what
+        # they train at the first update.
+        with contextlib.suppress(Exception):
+            model._symbolic_build(data_batch=data)
+        start_alike(model, world)
+
+
+def start_alike(model: Any, world: World) -> None:
+    """Collective: rank 0's variables on all ranks, but random streams of their own."""
+    state = [v for v in _state(model) if has_value(v)]
+    synchronize(state, world=world)
+    part_streams(state, world=world)
+
+
+def _state(model: Any) -> list[Any]:
+    """Local: all that must be the same before the first step."""
+    found = [*model.variables]
+    if model.optimizer is not None:
+        hook = hook_of(model.optimizer)
+        started = hook is not None and hook.synchronized
+        found += replicated_state(model.optimizer) if started else model.optimizer.variables
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return list({id(v): v for v in found if id(v) not in metrics}.values())
+
+
+def step_counters(optimizer: Any) -> list[Any]:
+    """Local: what counts the steps of an optimizer, and of the one inside it."""
+    return [one._iterations for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
+
+
+def statistics(model: Any) -> list[Any]:
+    """Local: non-trainable floating-point weights: moments of batch normalization and the like."""
+    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def replicated(model: Any) -> list[Any]:
+    """Local: what the optimizer keeps identical: weights that are trained, and its own state."""
+    hook = hook_of(model.optimizer)
+    own = [] if hook is not None and hook.served else replicated_state(model.optimizer)
+    return [*model.trainable_variables, *own]

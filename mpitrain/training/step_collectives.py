@@ -1,0 +1,121 @@
+"""What ranks tell each other in the middle of a step: totals, and rows of tensors, with right gradients.
+
+A graph is traced once, and may run later where only one rank runs it: then nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.collectives import host
+from mpitrain.collectives.ordering import checked_call, in_turn
+from mpitrain.comm.communicator import Buffer
+from mpitrain.comm.world import World
+
+LABEL = f" named '{host.IN_STEP}'"
+_compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled", default=False)
+
+
+class NotCompilableError(Exception):
+    """XLA is to compile what would call the host."""
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[None]:
+    """Local: what is traced inside is for XLA."""
+    token = _compiled.set(True)
+    try:
+        yield
+    finally:
+        _compiled.reset(token)
+
+
+class StepCollectives:
+    """Collectives of a step, eagerly and inside `tf.function`. A rank out of data takes part with nothing.
+
+    Args:
+        world: the ranks.
+        active: whether all ranks run the step; asked at each run.
+    """
+
+    def __init__(self, world: World, active: Callable[[], bool] = lambda: True) -> None:
+        self._world, self._active = world, active
+
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Collective: the sum over ranks, through which no gradient flows."""
+        how = host.Reduction("sum")
+        return self._call(lambda array: host.all_reduce(self._world, array, how, LABEL), tensor, tensor.shape)
+
+    def weighted_total(self, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """Collective, also on the way back: the sum over ranks.
+
+        Args:
+            tensor: of equal shape on all ranks.
+            weight: a scalar float64; how much this rank's gradients count when the mean over ranks is taken. What
+                flows back here is such that this mean is the gradient of the mean of the ranks' losses.
+        """
+
+        @tf.custom_gradient
+        def total(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                factor = tf.cast(weight, upstream.dtype)
+                return tf.math.divide_no_nan(self.total(upstream * factor), factor)
+
+            return self.total(own), gradient
+
+        found: tf.Tensor = total(tensor)
+        return found
+
+    def rows(self, tensors: list[tf.Tensor], factor: Callable[[], tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Collective: the rows of all ranks: the first ones of each, then the second ones, ...
+
+        So do rows come back into the order of the batch that ranks r took rows r, r + N, ... of.
+
+        Args:
+            tensors: (n, ...) with the same n; n may differ between ranks.
+            factor: on what flows back to this rank's own rows.
+
+        Returns:
+            The tensors, and (n,) the places of this rank's own rows in them.
+        """
+        count = tf.shape(tensors[0])[0]
+        numbers = self._rows(tf.range(count) * self._world.size + self._world.rank)
+        order = tf.argsort(numbers)
+        own = tf.reshape(tf.where(tf.gather(numbers, order) % self._world.size == self._world.rank), [-1])
+
+        @tf.custom_gradient
+        def gathered(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                return tf.gather(upstream, own) * tf.cast(factor(), upstream.dtype)
+
+            return tf.gather(self._rows(tensor), order), gradient
+
+        found = []
+        for tensor in tensors:
+            with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(tensor)[0], count)]):
+                found.append(gathered(tf.identity(tensor)))
+        return found, own
+
+    def _rows(self, tensor: tf.Tensor) -> tf.Tensor:
+        shape = tf.TensorShape([None, *tensor.shape[1:]])
+        return self._call(lambda array: host.all_gather(self._world, array, LABEL), tensor, shape)
+
+    @tf.autograph.experimental.do_not_convert
+    def _call(self, function: Callable[[Buffer], Buffer], tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+        if _compiled.get():
+            raise NotCompilableError
+
+        def call(array: Any) -> list[Buffer]:
+            return [function(np.asarray(array)) if self._active() else np.array(array)]
+
+        if tf.executing_eagerly():
+            return tf.convert_to_tensor(call(tensor.numpy())[0])
+        (result,) = in_turn(self._world.communicator, lambda: checked_call(call, [tensor], [tensor.dtype]))
+        result.set_shape(shape)
+        return result
