@@ -29,6 +29,10 @@ from mpitrain.training.step_collectives import StepCollectives
 LossIs = Literal["mean", "sum", "whole"]
 LOSS_IS = ("mean", "sum", "whole")
 UNREDUCED = (None, "none")
+OF_SERVERS = (
+    "parameter servers average gradients by rows, but a loss of this model divides by something else (a mask, sample "
+    'weights, reduction="sum" or None): it is not that of the whole batch, as --strategy all-reduce would make it'
+)
 Reduce = Callable[..., Any]
 _current: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", default=None)
 _kept: contextvars.ContextVar[StepCollectives | None] = contextvars.ContextVar("kept", default=None)
@@ -60,7 +64,7 @@ class Shares:
     @contextlib.contextmanager
     def step(self, training: bool) -> Iterator[None]:
         """Local: what is computed inside is a step of the model on this rank's samples, see `sample_count`."""
-        if self.loss_is is None or self._world.parameter_server is not None:
+        if self.loss_is is None:
             yield
             return
         step = Step(self, training)
@@ -71,13 +75,23 @@ class Shares:
         finally:
             _current.reset(token)
         if training and step.is_own and not step.computed_by_keras:
-            self.tell(f"the loss of {self.model.name}, which computes it itself,")
+            self.tell_of_assumption(f"the loss of {self.model.name}, which computes it itself,")
 
-    def tell(self, what: str) -> None:
-        """Local: once, on rank 0, where the whole batch was asked for: what is only assumed."""
-        if self.loss_is == "whole" and self._world.is_root and what not in self._told:
-            self._told.add(what)
-            sys.stderr.write(f"mpitrain: {taken_for_a_mean(what)}\n")
+    @property
+    def served(self) -> bool:
+        """Parameter servers average gradients, and workers do not take their steps together."""
+        return self._world.parameter_server is not None
+
+    def tell_of_assumption(self, what: str) -> None:
+        """Local: where the whole batch was asked for: what nobody can know."""
+        if self.loss_is == "whole":
+            self.tell(taken_for_a_mean(what))
+
+    def tell(self, text: str) -> None:
+        """Local: once, on rank 0."""
+        if self._world.is_root and text not in self._told:
+            sys.stderr.write(f"mpitrain: {text}\n")
+        self._told.add(text)
 
 
 def taken_for_a_mean(what: str) -> str:
@@ -161,6 +175,10 @@ class Step:
             return value if self._alone or self._shares.loss_is != "sum" else self._times(value, self._ranks())
         if self._alone:
             return value
+        if self._shares.served:
+            if reduction in (*UNREDUCED, "sum") or _divisor(values, sample_weight, mask, reduction) is not None:
+                self._shares.tell(OF_SERVERS)
+            return value
         if reduction in UNREDUCED:  # its gradient is that of the sum; it is reported as a mean
             return self._with_gradients_of_sum(value)
         if reduction == "sum":
@@ -185,7 +203,7 @@ class Step:
     def added_loss(self, layer: Any, loss: Any) -> Any:
         """Collective where losses are sums: what a layer of the script's own gives to `add_loss`."""
         if self._shares.loss_is != "sum" or self.adds_gradients():
-            self._shares.tell(f"what layer {layer.name} gives to add_loss")
+            self._shares.tell_of_assumption(f"what layer {layer.name} gives to add_loss")
             return loss
         return keras.tree.map_structure(lambda one: self._times(one, self._ranks()), loss)
 
@@ -201,7 +219,7 @@ class Step:
 
     def moments(self, layer: Any, inputs: Any, mask: Any) -> Any:
         """Collective: mean and variance over the rows of all ranks; None where this layer takes its own."""
-        if not (self._shares.sync_batch_norm or layer.synchronized):
+        if not (self._shares.sync_batch_norm or layer.synchronized) or self._shares.served:
             return None
         return moments(inputs, mask, layer._reduction_axes, self._collectives, self._samples)
 

@@ -50,7 +50,11 @@ class StepCollectives:
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
         """Collective: the sum over ranks, through which no gradient flows."""
         how = host.Reduction("sum")
-        return self._call(lambda array: host.all_reduce(self._world, array, how, LABEL), tensor, tensor.shape)
+
+        def call(array: Buffer) -> list[Buffer]:
+            return [host.all_reduce(self._world, array, how, LABEL) if self._active() else np.array(array)]
+
+        return self._call(call, tensor, [(tensor.dtype, tensor.shape)])[0]
 
     def weighted_total(self, tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """Collective, also on the way back: the sum over ranks.
@@ -85,9 +89,8 @@ class StepCollectives:
             The tensors, and (n,) the places of this rank's own rows in them.
         """
         count = tf.shape(tensors[0])[0]
-        numbers = self._rows(tf.range(count) * self._world.size + self._world.rank)
-        order = tf.argsort(numbers)
-        own = tf.reshape(tf.where(tf.gather(numbers, order) % self._world.size == self._world.rank), [-1])
+        vector = (tf.int64, tf.TensorShape([None]))
+        order, own = self._call(self._places, count, [vector, vector])
 
         @tf.custom_gradient
         def gathered(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -102,20 +105,40 @@ class StepCollectives:
                 found.append(gathered(tf.identity(tensor)))
         return found, own
 
+    def _places(self, count: Buffer) -> list[Buffer]:
+        """Collective: where the rows of all ranks, gathered rank by rank, belong; and where this rank's come to stand.
+
+        Ranks and their number are those of now: some may have been lost since the graph was traced.
+        """
+        rank, size = self._world.rank, self._world.size
+        numbers = self._gathered(np.arange(int(count), dtype=np.int64) * size + rank)
+        order = np.argsort(numbers)
+        return [order, np.flatnonzero(numbers[order] % size == rank)]
+
+    def _gathered(self, array: Buffer) -> Buffer:
+        return host.all_gather(self._world, array, LABEL) if self._active() else np.array(array)
+
     def _rows(self, tensor: tf.Tensor) -> tf.Tensor:
         shape = tf.TensorShape([None, *tensor.shape[1:]])
-        return self._call(lambda array: host.all_gather(self._world, array, LABEL), tensor, shape)
+        return self._call(lambda array: [self._gathered(array)], tensor, [(tensor.dtype, shape)])[0]
 
     @tf.autograph.experimental.do_not_convert
-    def _call(self, function: Callable[[Buffer], Buffer], tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    def _call(
+        self,
+        function: Callable[[Buffer], list[Buffer]],
+        tensor: tf.Tensor,
+        outputs: list[tuple[tf.DType, tf.TensorShape]],
+    ) -> list[tf.Tensor]:
         if _compiled.get():
             raise NotCompilableError
 
         def call(array: Any) -> list[Buffer]:
-            return [function(np.asarray(array)) if self._active() else np.array(array)]
+            return function(np.asarray(array))
 
         if tf.executing_eagerly():
-            return tf.convert_to_tensor(call(tensor.numpy())[0])
-        (result,) = in_turn(self._world.communicator, lambda: checked_call(call, [tensor], [tensor.dtype]))
-        result.set_shape(shape)
-        return result
+            return [tf.convert_to_tensor(array) for array in call(tensor.numpy())]
+        dtypes = [dtype for dtype, _ in outputs]
+        found = in_turn(self._world.communicator, lambda: checked_call(call, [tensor], dtypes))
+        for result, (_, shape) in zip(found, outputs, strict=True):
+            result.set_shape(shape)
+        return found

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
-from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.callbacks import DataParallel, train_on_rows
 from tests.spmd.truth import WORLD, check_history, check_same
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -221,9 +221,9 @@ def padded(weighted: bool = False, sizes: Sequence[int] = SIZES) -> list[Batch]:
     return found
 
 
-@pytest.mark.parametrize("loss_is", ["mean", "whole"])
-def test_masks_count_what_they_leave(loss_is: str) -> None:
-    check_fit(masked, padded(), loss_is)
+@pytest.mark.parametrize("loss", ["mse", pytest.param("dice", marks=few_ranks)])
+def test_masks_count_what_they_leave(loss: str) -> None:
+    check_fit(lambda: masked(loss=loss if loss == "mse" else keras.losses.Dice()), padded())
 
 
 @two_ranks
@@ -249,10 +249,7 @@ def test_a_rank_out_of_data_takes_part_in_the_denominators() -> None:
     own = own_rows(batches[:2])
     if WORLD.rank == 0:
         own.append(batches[2])
-    model, reference = masked(), masked()
-    model.fit(Batches(own), shuffle=False, verbose=0, callbacks=[DataParallel()])
-    reference.fit(Batches(batches), shuffle=False, verbose=0)
-    check_same(model, reference)
+    check_fit(masked, batches, "mean", own=own)
 
 
 @two_ranks
@@ -345,6 +342,18 @@ def test_sums_of_the_script(kind: Any, layers: list[Any], capfd: pytest.CaptureF
     maker().fit(Batches(own_rows(rows())), verbose=0, callbacks=[DataParallel(loss_is="whole")])
     said = capfd.readouterr().err
     assert said.count("give --loss-is sum") == (WORLD.rank == 0), said
+
+
+@two_ranks
+@pytest.mark.parametrize("loss", ["sum", "whole"])
+def test_single_batches(loss: str) -> None:
+    """As `Model.train_on_batch` gives them, on rows of each rank."""
+    reduced = keras.losses.MeanSquaredError(reduction="sum") if loss == "sum" else sum_of_batch
+    model, reference = (plain(reduced, layers=[NORMALIZING["plain"]()]) for _ in range(2))
+    for (x, y), (own_x, own_y) in zip(rows(), own_rows(rows()), strict=True):
+        found = train_on_rows(model, keras.Model.train_on_batch, {"x": own_x, "y": own_y}, WORLD, "whole", True)
+        np.testing.assert_allclose(found, reference.train_on_batch(x, y), rtol=1e-12)
+    check_same(model, reference)
 
 
 @two_ranks
