@@ -65,8 +65,12 @@ OF_SCRIPTS = {
     *("stall_warning", "stall_abort", "verbose"),
 }
 NOT_FOR_HOROVOD = {
-    **{"batch_size_is": "global", "output": "x", "dry_run": True, "divide_loops": True},
-    **{"loss_is": "sum", "sync_batch_norm": True},
+    "batch_size_is": "global",
+    "output": "x",
+    "dry_run": True,
+    "divide_loops": True,
+    "loss_is": "sum",
+    "sync_batch_norm": True,
 }
 
 
