@@ -6,5 +6,5 @@ import sys
 
 from mpitrain.cli.main import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__" and (code := main()):
+    sys.exit(code)

@@ -77,7 +77,7 @@ def limit(seconds: float, end: Callable[[int], object] = end_now, warning_second
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def watch() -> None:
-        began = time.monotonic()
+        began, speaks = time.monotonic(), None
         for due in sorted({seconds, warning_seconds} - {0.0}):
             while not met.wait(max(0.0, began + due - time.monotonic())):
                 if time.monotonic() - began - due < STARVED_SECONDS:
@@ -85,7 +85,8 @@ def limit(seconds: float, end: Callable[[int], object] = end_now, warning_second
                 began = time.monotonic() - due / 2  # this process did not run, or not this thread: nothing is known
             if met.is_set():
                 return
-            if _is_first(claim):
+            speaks = _is_first(claim) if speaks is None else speaks
+            if speaks:
                 write(_late(due, seconds))
             elif due == seconds:
                 time.sleep(TOLD_SECONDS)
@@ -115,10 +116,11 @@ def _late(waited: float, seconds: float) -> str:
 
 def _is_first(claim: socket.socket) -> bool:
     """Local: whether no other rank of this host speaks, of those that have the same parent, a launcher."""
-    with contextlib.suppress(OSError):
+    try:
         claim.bind(f"\0mpitrain start {os.getppid()}")
-        return True
-    return bool(claim.getsockname())
+    except OSError:
+        return False
+    return True
 
 
 def write(text: str) -> None:
