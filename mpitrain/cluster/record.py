@@ -19,6 +19,7 @@ from pathlib import Path
 from mpitrain.cluster.jobs import Cluster
 from mpitrain.errors import UsageError
 from mpitrain.faults.processes import Process
+from mpitrain.runtime import cache
 
 VARIABLE = "MPITRAIN_CLUSTER"  # the file's path, for a client that `mpitrain serve` starts
 DEFAULT_NAME = "default"
@@ -47,8 +48,7 @@ class Record:
         """
         if not NAME.fullmatch(name):
             raise UsageError(f"cluster name {name!r}: expected letters, digits, and _ . - behind the first")
-        base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", tempfile.gettempdir())) / ".cache"
-        return cls(Path(base) / "mpitrain" / "clusters" / f"{name}.json")
+        return cls(cache.directory(environ) / "clusters" / f"{name}.json")
 
     @property
     def stopping(self) -> Path:
@@ -91,6 +91,11 @@ class Record:
             UsageError: none of that name runs.
         """
         try:
+            if cache.is_foreign(self.path):
+                raise UsageError(
+                    f"{self.path} says where the servers of a cluster are, and others than you may have written it: "
+                    "let it and its directory be yours, and for nobody else to write (chmod go-w)"
+                )
             jobs = json.loads(self.path.read_text())["jobs"]
             return Cluster({str(job): tuple(map(str, addresses)) for job, addresses in jobs.items()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

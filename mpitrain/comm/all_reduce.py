@@ -22,6 +22,7 @@ from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.comm.communicator import scale as multiply
 from mpitrain.comm.ring import Ring, RingSetting
 from mpitrain.errors import UsageError
+from mpitrain.runtime import cache
 
 VARIABLE = "MPITRAIN_ALL_REDUCE"
 SMALL_BYTES = 256 << 10
@@ -186,7 +187,7 @@ class AllReduce:
     def _write(self, setting: str) -> None:
         entry = {"layout": self._layout, "setting": setting, "seconds": self.measurements}
         try:
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._cache.parent, delete=False) as file:
                 json.dump(entry, file, indent=1)
             Path(file.name).replace(self._cache)
@@ -200,6 +201,5 @@ def describe(setting: RingSetting | None) -> str:
 
 
 def _cache_file(layout: str, environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", tempfile.gettempdir())) / ".cache"
     name = hashlib.blake2b(layout.encode(), digest_size=8).hexdigest()
-    return Path(base) / "mpitrain" / f"all_reduce-{name}.json"
+    return cache.directory(environ) / f"all_reduce-{name}.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.cluster.jobs import Cluster
+from mpitrain.cluster.record import Record
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.local import LocalCommunicator
+from mpitrain.errors import UsageError
 from mpitrain.faults import report
 from mpitrain.launch.agent import Agent
+from mpitrain.launch.commands import build_srun
+from mpitrain.launch.dialect import Mpi
+from mpitrain.launch.job import Job
+from mpitrain.launch.report import RUN_VARIABLE
+from mpitrain.launch.request import Request
 from mpitrain.launch.ssh import Ssh
+from mpitrain.launch.starter import keeper_words
+from mpitrain.runtime import cache
+from mpitrain.runtime.hostfile import Host
 from mpitrain.training.checkpoint.files import Snapshot
 from mpitrain.training.checkpoint.store import Store
 from mpitrain.training.output import prepare_directory
@@ -85,3 +97,45 @@ def test_what_others_left_in_a_cache_is_read_as_text(tmp_path_factory: pytest.Te
     engine._cache.parent.mkdir(parents=True, exist_ok=True)
     engine._cache.write_bytes(content)
     assert engine._read() is None
+
+
+def test_small_files_lie_in_the_user_s_home_and_never_where_all_may_write(tmp_path: Path) -> None:
+    assert cache.directory({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/mpitrain")
+    assert cache.directory({"HOME": "/h"}) == Path("/h/.cache/mpitrain")
+    home = pwd.getpwuid(os.geteuid()).pw_dir
+    assert cache.directory({}) == cache.directory({"HOME": ""}) == Path(home, ".cache/mpitrain")
+    record = Record.named("default", {"HOME": str(tmp_path)})
+    record.write(Cluster({"worker": ("127.0.0.1:1",)}))
+    assert [path.stat().st_mode & 0o077 for path in (record.path, record.path.parent)] == [0, 0]
+    assert record.read().as_dict() == {"worker": ["127.0.0.1:1"]}
+    for path in (record.path, record.path.parent):
+        before = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(UsageError, match="others than you may have written it"):
+            record.read()
+        path.chmod(before)
+    if os.geteuid() == 0:
+        os.chown(record.path, 65534, 65534)
+        with pytest.raises(UsageError, match="others than you may have written it"):
+            record.read()
+
+
+def test_no_secret_is_on_a_command_line() -> None:
+    """All users can see the arguments of all processes; variables are their owner's alone."""
+    ssh = Ssh(("ssh",), identity_file="/k")
+    for mpi in (
+        Mpi("Open MPI", (5, 0, 1)),
+        Mpi("Open MPI", (4, 1, 4)),
+        Mpi("MPICH", (4, 0)),
+        Mpi("Intel MPI", (2021,)),
+    ):
+        for hosts in ((), (Host("a", 1), Host("b", 1))):
+            request = Request(("true",), 2, hosts, environment={"KEY": "s3cret", RUN_VARIABLE: "t0ken"})
+            for one_by_one in (False, True):
+                command = Job(request, mpi, "mpirun", one_by_one=one_by_one).command({}, "/t/ssh", ssh.line)
+                assert "s3cret" not in " ".join(command.argv)
+                assert "t0ken" not in " ".join(command.argv)
+                assert command.environment["KEY"] == "s3cret"
+    srun = build_srun(request, Mpi("MPICH", (4, 0)), "pmi2", {})
+    assert "s3cret" not in " ".join(srun.argv)
+    assert "s3cret" not in " ".join(keeper_words())
