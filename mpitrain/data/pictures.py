@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def undecodable(data: bytes, name: str, form: Form) -> str | None:
     try:
         decode(tf.constant(data), form)
     except (tf.errors.OpError, ValueError) as error:
-        text = str(getattr(error, "message", None) or error).splitlines()[0].rstrip(".")[:200]
+        # Without the names that TensorFlow gives to functions and operations.
+        text = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error).splitlines()[0]).strip(" .")[:200]
         return f"{name} cannot be decoded as an image ({text}): replace or remove it"
     return None
 

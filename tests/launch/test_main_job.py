@@ -10,7 +10,9 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.launch.conftest import LAUNCHER_PREFIXES, REPOSITORY, Finished, Mpirun
@@ -115,6 +117,37 @@ def test_own_data_and_options_from_a_file(mpirun: Mpirun, tmp_path: Path) -> Non
     assert len(re.findall(r"^epoch \d/2 .*samples/s$", finished.stdout, re.MULTILINE)) == 2
     assert "on the validation samples" in finished.stdout
     assert (tmp_path / "mpitrain-output" / "model.keras").exists()
+
+
+def test_the_saved_model_is_as_good_on_raw_pictures_as_was_said(mpirun: Mpirun, tmp_path: Path) -> None:
+    """Of texts as labels and bytes as pictures, in plain Keras, with the names of the classes from the summary."""
+    random = np.random.default_rng(0)
+    names = np.array(["dusk", "dawn", "noon"])
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", 240), ("val", 30), ("test", 60)):
+        classes = np.arange(count) % 3
+        light = np.array([40, 60, 200])[classes][:, None, None]
+        arrays[f"x_{part}"] = (light + random.integers(-25, 26, (count, 5, 6))).astype(np.uint8)
+        arrays[f"y_{part}"] = names[classes]
+    np.savez(tmp_path / "light.npz", **arrays)
+    options = ["--data", "light.npz", "--model", "mlp", "--epochs", "2", "--learning-rate", "0.01"]
+    finished = mpirun(3, ["-m", "mpitrain", *options], cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)})
+    assert finished.returncode == 0, finished.output
+    assert ": 240 training, 30 validation, 60 test samples, 3 classes" in finished.stdout
+    assert "inputs     x_train, 5x6 uint8, from " in finished.stdout
+    assert "; the saved model itself divides them by 255\n" in finished.stdout
+    assert "labels     y_train, classes dawn, dusk, noon\n" in finished.stdout
+    code = (
+        "import json, keras, numpy as np\n"
+        f"data, output = np.load({str(tmp_path / 'light.npz')!r}), {str(tmp_path / 'mpitrain-output')!r}\n"
+        "names = np.array(json.load(open(output + '/summary.json'))['class_names'])\n"
+        "model = keras.models.load_model(output + '/model.keras')\n"
+        "found = names[model.predict(data['x_test'][..., None], verbose=0).argmax(-1)]\n"
+        "print((found == data['y_test']).mean())\n"
+    )
+    said = accuracy(finished.stdout)
+    assert float(run_alone("-c", code).stdout) == pytest.approx(said, abs=1e-4)
+    assert said > 0.5
 
 
 def test_bar_on_a_terminal(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import tensorflow as tf
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import DataError
+from mpitrain.training.checkpoint.options import Position
+from mpitrain.training.damaged import naming_damaged
 
 
 def read(spec: Path, rank: int = 0, size: int = 1, **options: Any) -> DataSource:
@@ -226,11 +229,14 @@ def test_a_picture_that_is_damaged_later_is_found(folders: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
     found = [source.damaged(0, 0) for source in sources]
     assert found.count(None) == 1
-    assert next(filter(None, found)).startswith(f"{path} cannot be decoded")
+    sentence = f"{path} cannot be decoded as an image (Invalid PNG data, size 60): replace or remove it"
+    assert next(filter(None, found)) == sentence
     good, bad = sources[found.index(None)], sources[1 - found.index(None)]
     list(good.train.concatenate(good.validation).as_numpy_iterator())
-    with pytest.raises(tf.errors.OpError):
+    with pytest.raises(DataError, match=re.escape(sentence)), naming_damaged(bad, Position):
         list(bad.train.concatenate(bad.validation).as_numpy_iterator())
+    with pytest.raises(tf.errors.InvalidArgumentError), naming_damaged(good, Position):  # for another reason
+        tf.reshape(tf.zeros(3), [2])
 
 
 def test_palettes_that_would_be_read_as_grey_refused(tmp_path: Path) -> None:
