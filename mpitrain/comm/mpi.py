@@ -26,6 +26,9 @@ from mpitrain.runtime.topology import NODE_VARIABLE, Topology, machine, topology
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for ranks by `mpirun --with-ft ulfm`
+LARGEST_BYTES = (
+    1 << 30
+)  # of one call of MPI, whose counts are ints: of bytes, and of the elements that it makes of them
 SPIN_SECONDS = 3e-4
 LONGEST_SLEEP_SECONDS = 2e-4
 
@@ -69,18 +72,21 @@ def entered(method: Method) -> Method:
 
 
 class _MpiRequest:
-    def __init__(self, communicator: MpiCommunicator, request: Any) -> None:
-        self._communicator, self._request, self._comm = communicator, request, communicator.comm
+    def __init__(self, communicator: MpiCommunicator, requests: list[Any]) -> None:
+        self._communicator, self._requests, self._comm = communicator, requests, communicator.comm
 
     def test(self) -> bool:
         try:
-            return bool(self._request.Test())
+            while self._requests and self._requests[-1].Test():
+                self._requests.pop()
+            return not self._requests
         except self._communicator.failure as error:
             raise self._communicator.explained(error, self._comm) from error
 
     def wait(self) -> None:
         try:
-            poll(self._request)
+            for request in self._requests:
+                poll(request)
         except self._communicator.failure as error:
             raise self._communicator.explained(error, self._comm) from error
 
@@ -99,6 +105,7 @@ class MpiCommunicator:
         failure: the exception of mpi4py.
         lost_seconds: when the loss of a rank was noticed here, as of `time.monotonic`; None if all are there.
         tied: communicators that are revoked together with this one.
+        largest_bytes: of one call of MPI; what is larger is cut, on all ranks alike.
 
     Raises:
         LauncherError: the MPI library in use cannot be started by this launcher.
@@ -126,6 +133,7 @@ class MpiCommunicator:
         self.failure: type[Exception] = MPI.Exception
         self.lost_seconds: float | None = None
         self.tied: Sequence[Communicator] = ()
+        self.largest_bytes = LARGEST_BYTES
         self._can_shrink = fault_tolerant
         self._revoked: list[Any] = []  # kept: what was under way on them is forgotten by nobody
         self.activity = Activity()
@@ -168,16 +176,25 @@ class MpiCommunicator:
     def isend(self, buffer: Buffer, destination: int) -> _MpiRequest:
         """Local: start sending; `buffer` must not change until the request is done."""
         try:
-            return _MpiRequest(self, self._comm.Isend([buffer.view(np.uint8), self._mpi.BYTE], destination, 0))
+            pieces = self._pieces(buffer.view(np.uint8))
+            return _MpiRequest(self, [self._comm.Isend([piece, self._mpi.BYTE], destination, 0) for piece in pieces])
         except self.failure as error:
             raise self.explained(error) from error
 
     def irecv(self, buffer: Buffer, source: int) -> _MpiRequest:
         """Local: start receiving into `buffer`."""
         try:
-            return _MpiRequest(self, self._comm.Irecv([buffer.view(np.uint8), self._mpi.BYTE], source, 0))
+            pieces = self._pieces(buffer.view(np.uint8))
+            return _MpiRequest(self, [self._comm.Irecv([piece, self._mpi.BYTE], source, 0) for piece in pieces])
         except self.failure as error:
             raise self.explained(error) from error
+
+    def _pieces(self, flat: Buffer) -> list[Buffer]:
+        """Local: of a one-dimensional array, each small enough for one call of MPI."""
+        if flat.nbytes <= self.largest_bytes:
+            return [flat]
+        step = max(1, self.largest_bytes // flat.itemsize)
+        return [flat[start : start + step] for start in range(0, flat.size, step)]
 
     @entered
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
@@ -193,36 +210,59 @@ class MpiCommunicator:
             buffer[...] = wide.astype(buffer.dtype)
             return
         operation = self._operations[op]
-        if self.crowded:
-            poll(self._comm.Iallreduce(self._mpi.IN_PLACE, buffer, operation))
-        else:
-            self._comm.Allreduce(self._mpi.IN_PLACE, buffer, operation)
+        for piece in self._pieces(buffer.reshape(-1)):
+            if self.crowded:
+                poll(self._comm.Iallreduce(self._mpi.IN_PLACE, piece, operation))
+            else:
+                self._comm.Allreduce(self._mpi.IN_PLACE, piece, operation)
 
     @entered
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
         """Collective: MPI_Iallgather of bytes, waited for politely (ranks may come late)."""
+        if receive.nbytes > self.largest_bytes:
+            self.all_gather_v(send, receive, [send.size] * self.size)
+            return
         byte = self._mpi.BYTE
         poll(self._comm.Iallgather([_bytes(send), byte], [_bytes(receive), byte]))
 
     @entered
     def all_gather_v(self, send: Buffer, receive: Buffer, counts: list[int]) -> None:
-        """Collective: MPI_Iallgatherv of bytes."""
+        """Collective: MPI_Iallgatherv of bytes; of what is too much for that, each rank's is broadcast."""
+        if receive.nbytes > self.largest_bytes:
+            parts = np.split(receive.reshape(-1), np.cumsum(counts)[:-1])
+            parts[self.rank][:] = send.reshape(-1)
+            for root, part in enumerate(parts):
+                self.broadcast(part, root)
+            return
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
         byte_counts = [count * itemsize for count in counts]
         poll(self._comm.Iallgatherv([_bytes(send), byte], [_bytes(receive), byte_counts, None, byte]))
 
     @entered
     def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
-        """Collective: MPI_Ialltoallv of bytes."""
+        """Collective: MPI_Ialltoallv of bytes; where that is too much for some rank, each sends to each."""
+        most = np.array([max(send.nbytes, receive.nbytes)], np.int64)
+        self.all_reduce(most, "max")
+        if most[0] > self.largest_bytes:
+            out, into = (
+                np.split(_bytes(buffer), np.cumsum(sizes)[:-1] * buffer.dtype.itemsize)
+                for buffer, sizes in ((send, send_counts), (receive, counts))
+            )
+            requests = [self.irecv(part, rank) for rank, part in enumerate(into) if part.size]
+            requests += [self.isend(part, rank) for rank, part in enumerate(out) if part.size]
+            for request in requests:
+                request.wait()
+            return
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
-        out = [count * itemsize for count in send_counts]
-        into = [count * itemsize for count in counts]
-        poll(self._comm.Ialltoallv([_bytes(send), out, None, byte], [_bytes(receive), into, None, byte]))
+        sent = [count * itemsize for count in send_counts]
+        received = [count * itemsize for count in counts]
+        poll(self._comm.Ialltoallv([_bytes(send), sent, None, byte], [_bytes(receive), received, None, byte]))
 
     @entered
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Collective: MPI_Ibcast of bytes."""
-        poll(self._comm.Ibcast([_bytes(buffer), self._mpi.BYTE], root))
+        for piece in self._pieces(_bytes(buffer)):
+            poll(self._comm.Ibcast([piece, self._mpi.BYTE], root))
 
     @entered
     def barrier(self) -> None:

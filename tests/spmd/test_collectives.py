@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -185,3 +186,51 @@ def test_wrong_splits_on_one_rank_raise_on_all(splits: list[int]) -> None:
 def test_wrong_arguments(call: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         call()
+
+
+@pytest.fixture
+def small_calls() -> Iterator[None]:
+    """MPI takes 40 bytes at a time: what is larger is cut, as it is at a GiB."""
+    communicator: Any = WORLD.communicator
+    before = getattr(communicator, "largest_bytes", None)
+    communicator.largest_bytes = 40
+    yield
+    communicator.largest_bytes = before
+
+
+@pytest.mark.usefixtures("small_calls")
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
+@pytest.mark.parametrize("rows", [3, 10, 11, 23])
+def test_more_bytes_than_one_call_of_mpi_takes(dtype: str, rows: int) -> None:
+    def own(rank: int, rows: int = rows) -> Any:
+        return (np.arange(3 * rows) % 7 + 10 * rank).reshape(rows, 3).astype(dtype)
+
+    everyone = [own(rank) for rank in RANKS]
+    for op, function in (("sum", np.add), ("max", np.maximum)):
+        wanted = functools.reduce(function, everyone)
+        np.testing.assert_array_equal(mpitrain.all_reduce(own(WORLD.rank), op), wanted)
+    root = WORLD.size - 1
+    np.testing.assert_array_equal(mpitrain.broadcast(own(WORLD.rank), root), everyone[root])
+    mine = own(WORLD.rank, rows + 5 * WORLD.rank)
+    np.testing.assert_array_equal(
+        mpitrain.all_gather(mine), np.concatenate([own(rank, rows + 5 * rank) for rank in RANKS])
+    )
+    equal = np.empty((WORLD.size, rows, 3), dtype)
+    WORLD.communicator.all_gather(own(WORLD.rank), equal)
+    np.testing.assert_array_equal(equal, everyone)
+    # One rank sends much to all, the others nothing.
+    splits = [rows if WORLD.rank == root else 0] * WORLD.size
+    received, counts = mpitrain.all_to_all(own(WORLD.rank, sum(splits)), splits)
+    np.testing.assert_array_equal(received, own(root, rows * WORLD.size)[rows * WORLD.rank :][:rows])
+    assert counts.numpy().tolist() == [rows if rank == root else 0 for rank in RANKS]
+    assert mpitrain.all_gather_obj("x" * rows + str(WORLD.rank)) == ["x" * rows + str(rank) for rank in RANKS]
+    assert mpitrain.broadcast_obj("y" * rows, root) == "y" * rows
+    if WORLD.size > 1:
+        arrived = np.empty((rows, 3), dtype)
+        requests = [
+            WORLD.communicator.irecv(arrived.reshape(-1), (WORLD.rank - 1) % WORLD.size),
+            WORLD.communicator.isend(own(WORLD.rank).reshape(-1), (WORLD.rank + 1) % WORLD.size),
+        ]
+        while not all(request.test() for request in requests):
+            pass
+        np.testing.assert_array_equal(arrived, everyone[WORLD.rank - 1])
