@@ -26,7 +26,8 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "every
 SOME = ["backups", "custom_loop", "functional", "gan"]
 # What is left where data do not divide evenly depends on how they are read.
 DIVIDED = [
-    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "functional", "gan", "generator", "kfold", "multi"),
+    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "functional", "gan", "generator", "kfold", "losses"),
+    "multi",
 ]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(REPOSITORY)}
 Results = dict[str, dict[str, list[float]]]
