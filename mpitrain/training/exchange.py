@@ -101,6 +101,11 @@ def current_samples() -> Any:
     return _samples.get()
 
 
+def gradient_weight() -> Any:
+    """Local: how much this rank's gradients count beside those of the others, times any number that all have."""
+    return 1.0 if are_added_up() else current_samples()
+
+
 @dataclass(eq=False)
 class EmptyUpdate:
     """How a rank without data takes part in one kind of update.

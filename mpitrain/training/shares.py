@@ -23,7 +23,7 @@ from keras.src.losses import loss as keras_loss
 
 from mpitrain.comm.world import World
 from mpitrain.training.batch_moments import moments
-from mpitrain.training.exchange import added_up, current_samples
+from mpitrain.training.exchange import added_up, current_samples, gradient_weight
 from mpitrain.training.step_collectives import StepCollectives
 
 LossIs = Literal["mean", "sum", "whole"]
@@ -100,10 +100,14 @@ def taken_for_a_mean(what: str) -> str:
     return f"{what} is taken for a mean over the rows of a batch: {remedy}"
 
 
-def keep_batch_norm_synchronized(world: World) -> None:
-    """Local: from now on batch normalization uses the moments of all ranks' rows, in steps of the script's own too."""
+def keep_batch_norm_synchronized(world: World | None) -> None:
+    """Local: from now on batch normalization uses the moments of all ranks' rows, in steps of the script's own too.
+
+    Args:
+        world: the ranks; None for each rank's own moments, as at first.
+    """
     _install()
-    _kept.set(StepCollectives(world))
+    _kept.set(None if world is None else StepCollectives(world))
 
 
 class Step:
@@ -221,7 +225,7 @@ class Step:
         """Collective: mean and variance over the rows of all ranks; None where this layer takes its own."""
         if not (self._shares.sync_batch_norm or layer.synchronized) or self._shares.served:
             return None
-        return moments(inputs, mask, layer._reduction_axes, self._collectives, self._samples)
+        return moments(inputs, mask, layer._reduction_axes, self._collectives, gradient_weight())
 
     def _share(self, divisor: Any) -> tf.Tensor:
         """Collective: the factor that makes the weighted mean of terms divided by `divisor` one divided by all."""
@@ -324,7 +328,7 @@ def _install() -> None:
         if step is not None and not isinstance(inputs, KerasTensor):
             found = step.moments(layer, inputs, mask)
         elif step is None and kept is not None and not isinstance(inputs, KerasTensor):
-            found = moments(inputs, mask, layer._reduction_axes, kept, current_samples())
+            found = moments(inputs, mask, layer._reduction_axes, kept, gradient_weight())
         return original(layer, inputs, mask) if found is None else found
 
     def update_state(original: Reduce, metric: Any, values: Any, sample_weight: Any = None) -> Any:

@@ -30,6 +30,7 @@ from mpitrain.training.hooks import hook_of
 from mpitrain.training.loops import OWN, DividedLoops
 from mpitrain.training.names import Names, paths_of
 from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.training.shares import LossIs
 
 BATCH_SIZE = 32  # Keras' own default
 Arguments = dict[str, Any]
@@ -94,9 +95,10 @@ class Unmodified:
             return fit(model, **arguments)
         self._handed.check("fit", arguments, model)
         self._watch(arguments)
+        loss_is = self._loss_is_for(arguments["x"])
         self._divide_training(arguments)
         self._note_model(model)
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, training=True)
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, loss_is, training=True)
         self._begin_training("fit")
         self._silence(arguments)
         with self._fitting(), self._leaving_loops():
@@ -113,8 +115,9 @@ class Unmodified:
             return evaluate(model, **arguments)
         self._handed.check("evaluate", arguments)
         arguments["x"] = self._handed.watch("evaluate", arguments["x"])
+        loss_is = self._loss_is_for(arguments["x"])
         self._divide(arguments, "steps", "evaluate")
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, loss_is)
         self._silence(arguments)
         with self._leaving_loops():
             result = evaluate(model, **arguments)
@@ -143,11 +146,10 @@ class Unmodified:
         self._begin_training("train_on_batch")
         arguments = _bound(train, model, args, kwargs)
         self._handed.check_often("train_on_batch", arguments)
-        divided = length(arguments["x"]) >= self._world.size  # else every rank takes the whole batch
-        if divided:
+        loss_is = self._loss_is_for(arguments["x"])
+        if length(arguments["x"]) >= self._world.size:  # else every rank takes the whole batch
             own = {name: arguments[name] for name in ("x", "y", "sample_weight") if name in arguments}
             arguments |= {name: self._portion.rows_of_batch(value) for name, value in own.items()}
-        loss_is = self._loss_is if divided else None
         return train_on_rows(model, train, arguments, self._world, loss_is, self._sync_batch_norm)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +217,11 @@ class Unmodified:
         arguments |= {name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments}
         return batch_size
 
-    def _with_data_parallel(self, callbacks: Any, model: Any, training: bool = False) -> Any:
+    def _loss_is_for(self, x: Any) -> LossIs | None:
+        """Local: how losses are divided; None where every rank takes all samples."""
+        return None if is_arrays(x) and length(x) < self._portion.size else self._loss_is
+
+    def _with_data_parallel(self, callbacks: Any, model: Any, loss_is: LossIs | None, training: bool = False) -> Any:
         """Local: the callbacks, behind the one that makes the rest of Keras data-parallel."""
         made = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if made is None else keras.tree.flatten(made)
@@ -224,7 +230,7 @@ class Unmodified:
         own = [Comparison(self._handed, self._world)] if training else []
         if training and self._names.compare(paths_of(given)):
             self._note("files", "ranks name files of callbacks differently; the first rank of each name writes it")
-        parallel = DataParallel(world=self._world, loss_is=self._loss_is, sync_batch_norm=self._sync_batch_norm)
+        parallel = DataParallel(world=self._world, loss_is=loss_is, sync_batch_norm=self._sync_batch_norm)
         every = [parallel, *own, *alike(self._world, given)]
         if made is callbacks:
             return every

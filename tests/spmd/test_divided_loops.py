@@ -13,11 +13,12 @@ import tensorflow as tf
 import mpitrain
 from mpitrain.data.portions import Portion
 from mpitrain.errors import DataError
-from mpitrain.training.exchange import keep_sample_count
+from mpitrain.training.exchange import keep_added_up, keep_sample_count
 from mpitrain.training.handed import Handed
 from mpitrain.training.loops import DividedLoops
+from mpitrain.training.shares import keep_batch_norm_synchronized
 from tests.spmd.test_custom_loops import check, loss_of, reference, weights
-from tests.spmd.truth import WORLD, batches, dataset, merged
+from tests.spmd.truth import FEATURES, WORLD, batches, dataset, merged
 
 RATE = 0.1
 SIZES = (8, 8, 7, 5, 8, 4, 1)  # the last has fewer rows than there are ranks
@@ -30,16 +31,18 @@ def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(keras.Metric, "__init__", keras.Metric.__init__)
     keras.config.set_floatx("float64")
 
-    def install(batch_is_global: bool, training: bool = False) -> None:
+    def install(batch_is_global: bool, training: bool = False, loss_is: Any = "mean", sync: bool = False) -> None:
         portion = Portion(WORLD.rank, WORLD.size, batch_is_global)
 
         def note(part: str, text: str) -> None:
             """What is told does not matter here."""
 
-        DividedLoops(WORLD, portion, note, lambda: training, Handed(WORLD, note)).install()
+        DividedLoops(WORLD, portion, note, lambda: training, Handed(WORLD, note), loss_is, sync).install()
 
     yield install
     keep_sample_count(1.0)
+    keep_added_up(False)
+    keep_batch_norm_synchronized(None)
     keras.config.set_floatx("float32")
 
 
@@ -79,6 +82,29 @@ def test_steps_and_metrics_are_those_of_one_rank(divide: Any, batch_is_global: b
     # The batch with fewer rows than ranks counts on every rank.
     seen = np.concatenate([np.tile(x[:, 0], WORLD.size if len(x) < WORLD.size else 1) for x, _ in expected])
     np.testing.assert_allclose(float(mean.result()), seen.mean(), rtol=1e-12)
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("normalized", [False, True])
+def test_sums_over_the_rows_of_a_batch(divide: Any, normalized: bool) -> None:
+    pairs = batches(0, SIZES[:-1] if normalized else SIZES)  # also a batch that every rank takes whole
+    divide(True, loss_is="sum", sync=normalized)
+
+    def trained(everyone: Any, optimizer: Any) -> list[Any]:
+        first = tf.Variable(np.random.default_rng(3).normal(size=(FEATURES, FEATURES)))
+        variables, layer = [first, *weights()], keras.layers.BatchNormalization(dtype="float64")
+        for x, y in everyone:
+            with tf.GradientTape() as tape:
+                hidden = tf.tanh(x @ first)
+                hidden = layer(hidden, training=True) if normalized else hidden
+                loss = loss_of(variables[1:], hidden, y) * float(len(x)) / 8.0
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return [*variables, *(layer.weights if normalized else [])]
+
+    found = trained(dataset(pairs), mpitrain.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+    keep_batch_norm_synchronized(None)
+    for own, expected in zip(found, trained(pairs, keras.optimizers.SGD(RATE)), strict=True):
+        np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-12, atol=1e-14)
 
 
 def test_what_keras_reads_stays_whole(divide: Any) -> None:

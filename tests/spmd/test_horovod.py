@@ -199,8 +199,8 @@ def test_sync_batch_normalization() -> None:
     mine = own(rows=RANK + 2)
     result, wanted = layer(mine, training=True), plain(everyone, training=True)
     start = sum(rank + 2 for rank in range(RANK))
-    np.testing.assert_allclose(result, wanted[start : start + RANK + 2], rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-4)
+    np.testing.assert_allclose(result, wanted[start : start + RANK + 2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-5)
 
 
 def test_callbacks_average_and_set_rates(shared_path: Path) -> None:

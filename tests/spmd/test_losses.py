@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.training.callbacks import DataParallel, train_on_rows
+from mpitrain.training.step_collectives import StepCollectives
 from tests.spmd.truth import WORLD, check_history, check_same
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -342,6 +343,16 @@ def test_sums_of_the_script(kind: Any, layers: list[Any], capfd: pytest.CaptureF
     maker().fit(Batches(own_rows(rows())), verbose=0, callbacks=[DataParallel(loss_is="whole")])
     said = capfd.readouterr().err
     assert said.count("give --loss-is sum") == (WORLD.rank == 0), said
+
+
+@two_ranks
+@pytest.mark.parametrize("loss_is", ["mean", "whole"])
+def test_a_mean_over_rows_needs_nothing_more(loss_is: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*arguments: Any) -> None:
+        raise AssertionError("ranks tell each other something in a step")
+
+    monkeypatch.setattr(StepCollectives, "_call", called)
+    check_fit(lambda: plain(keras.losses.Huber(dtype="float64"), metrics=["mae"]), rows(), loss_is)
 
 
 @two_ranks
