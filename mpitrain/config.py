@@ -45,7 +45,9 @@ class TrainConfig:
     """The options of `mpitrain train`; `tests/unit/test_config.py` holds their meaning."""
 
     data: str = option(
-        "digits", str, "digits, a .npz or .csv file, a folder of class folders, TFRecord files, or module:function"
+        "digits",
+        str,
+        "digits, a .npz, .csv or .tsv file, a folder of class folders, TFRecord files, or module:function",
     )
     model: str = option("cnn", str, "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
     epochs: int = option(10, int, "passes over the training data", least=1, below=MOST, metavar="N")

@@ -22,7 +22,7 @@ LEFT_BEHIND = ("thumbs.db", "desktop.ini", "icon\r", "__macosx")
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("validation", "val", "valid", "dev")
 TEST_NAMES = ("test", "testing")
-DECODED_BYTES = 256 << 20  # so much of its files each rank decodes once before training
+DECODED_BYTES = 64 << 20  # so much of its files each rank decodes once before training
 READERS = 4
 
 
@@ -79,8 +79,13 @@ def _parts(directory: Path) -> dict[str, Path]:
         if others:
             raise DataError(f"{others[0]} lies beside {parts['train']}: move it into that, or elsewhere")
         return parts
-    if parts and not others and "train" not in parts:
-        raise DataError(f"{directory} has folders for {' and '.join(parts)}, but none for training: call that train")
+    if parts and not others:
+        lack = (
+            f"none of the classes in {parts['train']}" if "train" in parts else "none for training, to be called train"
+        )
+        raise DataError(
+            f"{directory} has folders for {' and '.join(parts)}, but {lack}: make them, {directory}/train/CLASS"
+        )
     return {"train": directory}
 
 
@@ -89,7 +94,7 @@ def _check_classes(root: Path, classes: Sequence[str]) -> None:
         raise DataError(
             f"{root} has no class folders: put the images of each class in a folder of its own, {root}/CLASS/*.png"
         )
-    stray = next((path for path in sorted(root.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()), None)
+    stray = next((path for path in _listed(root) if path.suffix.lower() in SUFFIXES and path.is_file()), None)
     if stray is not None and not _is_left_behind(stray.name):
         raise DataError(f"{stray} lies beside the class folders: move it into the folder of its class")
     if len(classes) == 1:
@@ -106,8 +111,12 @@ def _is_left_behind(name: str) -> bool:
 
 
 def _folders(directory: Path) -> list[Path]:
+    return [path for path in _listed(directory) if path.is_dir() and not _is_left_behind(path.name)]
+
+
+def _listed(directory: Path) -> list[Path]:
     try:
-        return sorted(path for path in directory.iterdir() if path.is_dir() and not _is_left_behind(path.name))
+        return sorted(directory.iterdir())
     except OSError as error:
         raise DataError(
             f"{directory} cannot be listed ({error.strerror}): check that it is a directory you may read"
@@ -116,9 +125,9 @@ def _folders(directory: Path) -> list[Path]:
 
 def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
     """All files of a folder and the folders in it, and whether they are to be left out, in order."""
-    for path in sorted(folder.iterdir()):
-        if not path.is_dir():
-            yield path, _is_left_behind(path.name)
+    for path in _listed(folder):
+        if not path.is_dir() or path.is_symlink():  # which may lead round in a circle
+            yield path, path.is_dir() or _is_left_behind(path.name)
         elif not _is_left_behind(path.name):
             yield from _walk(path)
 

@@ -163,9 +163,10 @@ def test_what_file_managers_leave_behind_is_no_sample(folders: Path) -> None:
         (folders / name).parent.mkdir(exist_ok=True)
         (folders / name).write_bytes(b"\xd0\xcf\x11\xe0")
     write(folders / "dog" / "inner" / "deeper" / "1.png", image(1))
+    (folders / "dog" / "round").symlink_to(folders)
     source = read(folders)
     assert (source.train_count, source.num_classes) == (13, 2)
-    assert source.meaning.inputs.endswith("; left out: cat/Thumbs.db, dog/desktop.ini")
+    assert source.meaning.inputs.endswith("; left out: cat/Thumbs.db, dog/desktop.ini, dog/round")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,7 @@ def test_parts_have_many_names(tmp_path: Path, names: tuple[str, ...]) -> None:
         (["cat/1.png"], "one class folder only, cat: give images of at least two classes"),
         (["test/cat/1.png", "valid/dog/1.png"], "none for training"),
         (["test/cat/1.png"], "none for training"),
+        (["train/1.png", "test/1.png"], "none of the classes in"),
         (["train/cat/1.png", "train/dog/1.png", "eel/1.png"], "lies beside"),
         (["train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "valid/cat/1.png"], "may both hold validation images"),
         (["cat/1.png", "dog/1.png", "2.png"], "2.png lies beside the class folders"),
