@@ -18,8 +18,8 @@ from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.imports import after_import
 from mpitrain.training.names import Names
-from mpitrain.training.removals import Removals
 from mpitrain.training.seeds import draw_alike, kept
+from mpitrain.training.shared_files import SharedFiles
 
 if TYPE_CHECKING:
     from mpitrain.training.shares import LossIs
@@ -78,7 +78,7 @@ class DividedKeras:
         changes: told what is changed.
 
     Attributes:
-        removals: of files, by rank 0.
+        shared_files: what is done to them without Keras.
     """
 
     def __init__(self, world: World, division: Division, changes: Changes) -> None:
@@ -86,7 +86,7 @@ class DividedKeras:
         self._seed: int = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
         self._names = Names(world)
         self._unmodified: Unmodified | None = None
-        self.removals = Removals(world, changes.note, lambda: self.training, self._names)
+        self.shared_files = SharedFiles(world, changes.note, lambda: self.training, self._names)
 
     @property
     def trained(self) -> bool:
@@ -127,14 +127,14 @@ class DividedKeras:
         generator.from_non_deterministic_state = lambda alg=None: generator.from_seed(draw(63), alg)
         self._unmodified = Unmodified(self._world, self._division, self._note, self._names)
         self._unmodified.install()
-        Files(self._world, self._note, lambda: self.training, self._names, self.removals).install()
+        Files(self._world, self._note, lambda: self.training, self._names, self.shared_files).install()
 
     def _notice_ranks(self) -> None:
         """Local: a script that asks for its rank may do things on one rank alone."""
         init = worlds.init
 
         def asked(**options: Any) -> World:
-            self.removals.enabled = False
+            self.shared_files.enabled = False
             return init(**options)
 
         worlds.init = asked

@@ -21,8 +21,8 @@ from mpitrain.comm.world import World
 from mpitrain.runtime.imports import after_import
 from mpitrain.training.callbacks import average_batch_statistics
 from mpitrain.training.names import Names, paths_in
-from mpitrain.training.once import once
-from mpitrain.training.removals import Removals
+from mpitrain.training.once import acting, once
+from mpitrain.training.shared_files import SharedFiles
 
 Note = Callable[[str, str], None]
 # Functions, and where in Keras scripts find them; `tf.keras` has modules of its own.
@@ -51,14 +51,14 @@ class Files:
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. There ranks may stand at different batches, so nobody waits.
         names: which ranks write meanwhile.
-        removals: of files, by rank 0.
+        shared: what is done to files without Keras.
     """
 
     def __init__(
-        self, world: World, note: Note, training: Callable[[], bool], names: Names, removals: Removals
+        self, world: World, note: Note, training: Callable[[], bool], names: Names, shared: SharedFiles
     ) -> None:
         self._world, self._note, self._training = world, note, training
-        self._names, self._removals = names, removals
+        self._names, self._shared = names, shared
 
     def install(self) -> None:
         """Local: patch what writes and reads."""
@@ -80,14 +80,13 @@ class Files:
             self._replace(owner, name, self._writing)
         for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read"), (tf.saved_model, "load")):
             self._replace(owner, name, self._reading)
-        for name in ("remove", "rename", "rmtree"):
-            self._removals.replace(tf.io.gfile, name)
+        self._shared.install_of_tensorflow(tf.io.gfile)
         self._replace(file_utils, "makedirs", _making)
         after_import("matplotlib.figure", lambda module: self._replace(module.Figure, "savefig", self._drawing))
         self._replace(tf.train.CheckpointManager, "restore_or_initialize", self._reading)
         if not self._world.is_root:
-            tf.train.CheckpointManager.checkpoints = property(_checkpoints)
-            tf.train.CheckpointManager.latest_checkpoint = property(_latest_checkpoint)
+            for name, found in (("checkpoints", _checkpoints), ("latest_checkpoint", _latest_checkpoint)):
+                setattr(tf.train.CheckpointManager, name, _unless_acting(name, found))
             self._replace(tf.train.CheckpointManager, "restore_or_initialize", _looking_first)
             tf.summary.create_file_writer = lambda *args, **kwargs: tf.summary.create_noop_writer()
             for callback, methods in WRITING_CALLBACKS.items():
@@ -159,6 +158,12 @@ class Files:
             return read(*args, **kwargs)
 
         return call
+
+
+def _unless_acting(name: str, found: Callable[[Any], Any]) -> property:
+    """Local: what is found on disk, but while this rank writes it."""
+    of_manager = getattr(tf.train.CheckpointManager, name)
+    return property(lambda manager: of_manager.__get__(manager) if acting() else found(manager))
 
 
 def _checkpoints(manager: Any) -> list[str]:

@@ -13,6 +13,11 @@ _acting: contextvars.ContextVar[bool] = contextvars.ContextVar("acting", default
 Told = tuple[Any, Exception | None]  # the result, and the error
 
 
+def acting() -> bool:
+    """Local: whether this rank does what others wait for."""
+    return _acting.get()
+
+
 def once(world: World, name: str, action: Callable[[], Any], named: Hashable = (), each_host: bool = False) -> Any:
     """Collective: what `action` returns, or raises, on the first of the ranks that say the same, on all of these.
 
@@ -27,22 +32,22 @@ def once(world: World, name: str, action: Callable[[], Any], named: Hashable = (
     Raises:
         Exception: as on the first rank that has one; RuntimeError with its text where that is not fit to travel.
     """
-    if _acting.get():
+    if acting():
         return action()
     world.agreement.call(f"{name} by rank 0")
     said: list[Hashable] = world.communicator.all_gather_obj(named)
-    acting, here = _firsts(said), _firsts(list(zip(said, world.topology.nodes, strict=True)))
-    told, error = _attempt(world, name, action) if acting[world.rank] == world.rank else (None, None)
+    firsts, here = _firsts(said), _firsts(list(zip(said, world.topology.nodes, strict=True)))
+    told, error = _attempt(world, name, action) if firsts[world.rank] == world.rank else (None, None)
     everyone: list[Told | None] = world.communicator.all_gather_obj(told)
     if each_host and not _failed(everyone):
         if told is None and here[world.rank] == world.rank:
             told, error = _attempt(world, name, action)
-        acting, everyone = here, world.communicator.all_gather_obj(told)
+        firsts, everyone = here, world.communicator.all_gather_obj(told)
     if error is not None:
         raise error
     if failed := _failed(everyone):
         raise failed[0]
-    first = everyone[acting[world.rank]]
+    first = everyone[firsts[world.rank]]
     assert first is not None
     return first[0]
 

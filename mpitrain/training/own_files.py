@@ -20,12 +20,15 @@ INSTALLED = tuple(str(sysconfig.get_path(name)) for name in ("purelib", "platlib
 Note = Callable[[str, str], None]
 
 
-def share_directories() -> None:
+def share_directories() -> Callable[[str], None]:
     """Local: a directory that another rank of this job has made is as good as made by this one.
 
     All ranks come to the same `os.mkdir`, and on a file system that they share one of them is the first. A script
     that makes a directory for the second time still learns that it is there, and so does one that makes a directory
     which is older than the job.
+
+    Returns:
+        To be told which path is no more.
     """
     began, taken, make = time.time() - CLOCKS_SECONDS, set[Path](), os.mkdir
 
@@ -39,7 +42,12 @@ def share_directories() -> None:
                 raise
         taken.update((place, *place.parents))
 
+    def forget(path: str) -> None:
+        place = Path.cwd() / path
+        taken.difference_update([one for one in taken if place in (one, *one.parents)])
+
     os.mkdir = mkdir
+    return forget
 
 
 def _new_directory(path: Path, began: float) -> bool:

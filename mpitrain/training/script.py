@@ -20,7 +20,7 @@ from mpitrain.runtime import streams
 from mpitrain.training.divided import Changes, DividedKeras, Division
 from mpitrain.training.once import once
 from mpitrain.training.output import DIRECTORY_MODE
-from mpitrain.training.own_files import OwnFiles, share_directories
+from mpitrain.training.own_files import OwnFiles
 
 # Libraries that train without Keras.
 OTHERS = ("torch", "jax", "sklearn", "xgboost", "lightgbm")
@@ -86,8 +86,7 @@ def _run_divided(
 ) -> None:
     divided = DividedKeras(world, division, changes)
     divided.install_when_loaded()
-    share_directories()
-    divided.removals.install()
+    divided.shared_files.install()
     OwnFiles(changes.note, world.size, world.is_root).watch()
     ask = builtins.input
     builtins.input = lambda *prompt: once(world, "input", lambda: ask(*prompt))

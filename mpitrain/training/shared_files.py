@@ -1,41 +1,50 @@
-"""Files that a script removes or renames: rank 0 does it, once all ranks have come there. No TensorFlow.
+"""What a script asks of files, and does to them, without Keras: rank 0 does it, once all ranks have come there.
 
-So no rank looks for what another has removed already, and none removes what another has written since.
+So all ranks take the same branch of `if os.path.exists(path): shutil.rmtree(path)`; none looks for what another has
+removed already, and none removes what another has written since. No TensorFlow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
 import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mpitrain.comm.world import World
 from mpitrain.training.names import Names, paths_in
 from mpitrain.training.once import once
-from mpitrain.training.own_files import is_of_the_script
+from mpitrain.training.own_files import is_of_the_script, share_directories
 
-REMOVING = (
+ASKING: tuple[tuple[Any, str], ...] = (
+    *((os.path, name) for name in ("exists", "lexists", "isfile", "isdir")),
+    *((Path, name) for name in ("exists", "is_file", "is_dir")),
+    *((os, "listdir"), (glob, "glob")),
+)
+REMOVING: tuple[tuple[Any, str], ...] = (
     *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
     (shutil, "rmtree"),
 )
-THROUGH = ("os", "shutil", "pathlib")
+OF_TENSORFLOW = ("remove", "rename", "rmtree"), ("exists", "isdir", "listdir", "glob")  # in `tf.io.gfile`
+THROUGH = ("os", "shutil", "pathlib", "posixpath", "genericpath")  # by which a script calls these
 Note = Callable[[str, str], None]
 
 
-class Removals:
-    """Makes of calls that remove or rename one of all ranks.
+class SharedFiles:
+    """Makes of such a call one of all ranks.
 
     Args:
         world: the job, of two ranks or more.
         note: told what is changed, as (part, text).
         apart: whether ranks may stand at different places of the script. There nobody waits.
-        names: which ranks act meanwhile.
+        names: which ranks remove meanwhile.
 
     Attributes:
         enabled: all ranks make the same calls.
@@ -44,20 +53,22 @@ class Removals:
     def __init__(self, world: World, note: Note, apart: Callable[[], bool], names: Names) -> None:
         self._world, self._note, self._apart, self._names = world, note, apart, names
         self.enabled = True
+        self._forget = share_directories()
 
     def install(self) -> None:
         """Local: patch what code of the script calls; installed packages may do it on one rank, behind a lock."""
         for owner, name in REMOVING:
-            self.replace(owner, name, _by_the_script)
+            self._replace(owner, name, _by_the_script, removes=True)
+        for owner, name in ASKING:
+            self._replace(owner, name, _by_the_script, removes=False)
 
-    def replace(self, owner: Any, name: str, concerns: Callable[[], bool] = lambda: True) -> None:
-        """Local: patch one function.
+    def install_of_tensorflow(self, gfile: Any) -> None:
+        """Local: patch `tf.io.gfile`, also for packages, which use it where they come without locks."""
+        for removes, names in zip((True, False), OF_TENSORFLOW, strict=True):
+            for name in names:
+                self._replace(gfile, name, lambda: True, removes)
 
-        Args:
-            owner: module of the function.
-            name: of the function, whose first argument is a path.
-            concerns: whether the call at hand is one that all ranks make.
-        """
+    def _replace(self, owner: Any, name: str, concerns: Callable[[], bool], removes: bool) -> None:
         function = getattr(owner, name)
 
         @functools.wraps(function)
@@ -68,8 +79,11 @@ class Removals:
                 return function(*args, **kwargs)
             if self._apart():
                 own = self._names.written_here(paths) or paths[0].startswith(tempfile.gettempdir() + os.sep)
-                return function(*args, **kwargs) if own else None
+                return function(*args, **kwargs) if own or not removes else None
+            if not removes:
+                return once(self._world, name, lambda: function(*args, **kwargs), paths)
             self._note("files", f"{name}: by rank 0, once all ranks have come there")
+            self._forget(paths[0])
             return once(self._world, name, lambda: self._act(function, args, kwargs, paths[0]), paths, True)
 
         setattr(owner, name, call)
