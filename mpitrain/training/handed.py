@@ -81,7 +81,7 @@ def summary(leaf: Any) -> Summary:
         return Summary(kind, zlib.crc32(texts.encode("utf-8", "replace")), are_labels=len(shape) <= 2)
     if array.dtype.kind in "Mm":
         array = array.view(np.int64)
-    numbers = np.nan_to_num(array.reshape(-1).astype(np.float64))
+    numbers = np.nan_to_num(array.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
     sums = _weights(len(numbers)) @ numbers
     whole = len(shape) <= 2 and bool((numbers == np.rint(numbers)).all())
     return Summary(kind, 0, (float(sums[0]), float(sums[1])), float(np.linalg.norm(numbers)), whole)
