@@ -102,6 +102,36 @@ def test_collectives_within_a_train_step(module: Any) -> None:
         np.testing.assert_allclose(mine, right, rtol=1e-12)
 
 
+@pytest.mark.usefixtures("double_precision")
+def test_what_the_docs_say_of_weights() -> None:
+    """A loss of the whole batch through all-gather, and batches of different sizes."""
+
+    def of_whole_batch(outputs: Any) -> Any:
+        return tf.reduce_logsumexp(tf.matmul(outputs, outputs, transpose_b=True))
+
+    def gradient(rows: Any, loss: Any, **options: Any) -> list[np.ndarray]:
+        net = network()
+        with tf.GradientTape() as tape:
+            value = loss(net(X[rows]))
+        return [g.numpy() for g in tape_of(tape, **options).gradient(value, net.trainable_variables)]
+
+    def tape_of(tape: Any, alone: bool = False, **options: Any) -> Any:
+        return tape if alone else hvd.DistributedGradientTape(tape, **options)
+
+    whole = gradient(slice(0, ROWS), of_whole_batch, alone=True)
+    gathered = gradient(MINE[: ROWS // SIZE], lambda own: of_whole_batch(hvd.allgather(own)), op=hvd.Sum)
+    uneven = (
+        slice(0, 1) if RANK == 0 and SIZE > 1 else np.array_split(np.arange(SIZE > 1, ROWS), max(1, SIZE - 1))[RANK - 1]
+    )
+    rows = len(X[uneven])
+    factor = rows * SIZE / int(hvd.allreduce(rows, op=hvd.Sum))
+    mean = gradient(slice(0, ROWS), lambda own: tf.reduce_mean(own**2), alone=True)
+    weighted = gradient(uneven, lambda own: tf.reduce_mean(own**2) * factor)
+    for found, expected in ((gathered, whole), (weighted, mean)):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.few_ranks
 def test_words_of_keras_2(shared_path: Path) -> None:
     optimizer = tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5)
