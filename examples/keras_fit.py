@@ -28,7 +28,7 @@ def main() -> None:
         metrics=["accuracy"],
     )
     callbacks = [mpitrain.callbacks.DataParallel()]  # <- first: the numbers of all ranks for the others
-    model.fit(train.batch(32), epochs=12, callbacks=callbacks, verbose=2 if world.is_root else 0)
+    model.fit(train.batch(32), epochs=12, shuffle=False, callbacks=callbacks, verbose=2 if world.is_root else 0)
     results = model.evaluate(test.batch(32), callbacks=callbacks, return_dict=True, verbose=0)
     if world.is_root:  # <-
         print(f"test accuracy {results['accuracy']:.3f} on {world.size} ranks")

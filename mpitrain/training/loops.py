@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion, length
 from mpitrain.errors import DataError
@@ -106,7 +107,7 @@ class DividedLoops:
         def call() -> Any:
             """Collective where a script calls it eagerly: the result over the samples of all ranks."""
             if not self._divides(sys._getframe(1)):
-                return result()
+                return of_the_script(result)()
             found = global_metrics([metric], lambda: {"result": result()}, self._world)["result"]
             return tf.convert_to_tensor(found)
 

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.communicator import Op
 from mpitrain.comm.world import World
 from mpitrain.training.replicas import has_value
@@ -154,18 +155,16 @@ def _is_the_scripts(metric: Any) -> bool:
 
 
 def _observed(update: Callable[..., Any]) -> Callable[..., Any]:
-    # No branch: AutoGraph may convert this, and has to convert what it calls.
     @functools.wraps(update)
     def update_state(metric: Any, *args: Any, **kwargs: Any) -> Any:
         begun = _begin(metric, lambda: update(metric, *args, **kwargs))
-        result = update(metric, *args, **kwargs)
+        result = of_the_script(update)(metric, *args, **kwargs)
         _end(metric, begun)
         return result
 
     return update_state
 
 
-@tf.autograph.experimental.do_not_convert
 def _begin(metric: Any, update: Callable[[], Any]) -> int:
     """Local: how many operations the graph had before; eagerly, at the first update, it is traced for the purpose."""
     if not tf.executing_eagerly():
@@ -179,7 +178,6 @@ def _begin(metric: Any, update: Callable[[], Any]) -> int:
     return 0
 
 
-@tf.autograph.experimental.do_not_convert
 def _end(metric: Any, begun: int) -> None:
     """Local: note what has been seen in the graph."""
     if tf.executing_eagerly():

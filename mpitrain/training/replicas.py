@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import mpitrain.collectives.conversion  # noqa: F401 (before AutoGraph sees a function of this package)
 from mpitrain.comm.world import World
 from mpitrain.errors import ReplicaError
 

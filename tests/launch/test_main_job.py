@@ -95,6 +95,21 @@ def test_examples(mpirun: Mpirun, example: str) -> None:
     found = re.findall(r"^test accuracy ([\d.]+) on 2 ranks$", finished.stdout, re.MULTILINE)
     assert len(found) == 1, finished.output
     assert float(found[0]) > 0.93
+    assert complaints(finished.stderr) == []
+
+
+def complaints(stderr: str) -> list[str]:
+    """Lines that are none with which TensorFlow starts."""
+    starts = ("WARNING: All log messages before absl", "I0000", "E0000", "W0000")
+    return [line for line in stderr.splitlines() if line.strip() and not line.startswith(starts)]
+
+
+@pytest.mark.mpich
+def test_public_calls_in_a_graph_say_nothing(mpirun: Mpirun) -> None:
+    finished = mpirun(2, [str(Path(__file__).parent / "graph_calls_program.py")])
+    assert finished.returncode == 0, finished.output
+    assert sorted(finished.stdout.split("\n"))[1:] == ["rank 0: 0.6", "rank 1: 0.6"]
+    assert complaints(finished.stderr) == []
 
 
 def test_example_alone() -> None:
