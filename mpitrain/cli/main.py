@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -21,7 +22,16 @@ from mpitrain.runtime.launcher import detect
 # which is not named but seen by the script among the arguments. Some have `divide(arguments) -> (own, rest)`: what
 # is not for them to read is `arguments.rest`. Nothing heavy is imported here: some commands need no TensorFlow, no
 # MPI and no NumPy.
-COMMANDS = ("train", "bench", "hosts", "run", "doctor", "serve")
+COMMANDS = {
+    "train": "trains a model (the default)",
+    "bench": "measures",
+    "run": "starts ranks, here or on other hosts",
+    "doctor": "looks for what would stop a job",
+    "hosts": "converts lists of hosts",
+    "serve": "makes the ranks a cluster of TensorFlow",
+}
+LIKENESS = 0.75  # of what was meant
+SCRIPTS = "; a script, or -m and a module, runs on all ranks"
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 
 
@@ -34,6 +44,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+
+    def flags(self) -> list[str]:
+        """Local: all options that it knows."""
+        parsers = [
+            one for action in self._actions if isinstance(action.choices, dict) for one in action.choices.values()
+        ]
+        return [*self._option_string_actions, *(flag for parser in parsers for flag in parser.flags())]
 
     def error(self, message: str) -> NoReturn:
         """Local: raise instead of printing.
@@ -96,19 +113,54 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """Collective where the arguments are wrong, so that no rank leaves before rank 0 has said so."""
+    try:
+        return parsed(argv)
+    except UsageError as error:
+        leave_with(error)
+
+
+def parsed(argv: list[str], others: Collection[str] = ()) -> tuple[ModuleType, argparse.Namespace]:
+    """Local: the command that the arguments name, and its options.
+
+    Args:
+        argv: arguments without the program's name.
+        others: options that may have been meant, though they are another command's.
+
+    Raises:
+        UsageError: they are wrong.
+    """
     name, own, rest = _divide(argv)
     parser = Parser(prog="mpitrain")
     parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
     if own == ["--version"]:
         parser.parse_args(own)
     command = _module(name)
-    command.add_parser(parser.add_subparsers(parser_class=Parser))
-    try:
-        arguments = parser.parse_args([name, *own])
-        arguments.rest = rest
-        return command, arguments
-    except UsageError as error:
-        leave_with(error)
+    subparsers = parser.add_subparsers(parser_class=Parser)
+    command.add_parser(subparsers)
+    chosen: Parser = subparsers.choices[name]
+    if name in ("train", "script"):
+        commands = "; ".join(f"{word} {does}" for word, does in COMMANDS.items())
+        chosen.epilog = f"{chosen.epilog or ''} Commands, each with --help of its own: {commands}{SCRIPTS}."
+    arguments, unknown = parser.parse_known_args([name, *own])
+    if unknown:
+        raise UsageError(f"{_unknown(unknown, name, own, {*chosen.flags(), *others})}; see {parser.prog} --help")
+    arguments.rest = rest
+    return command, arguments
+
+
+def _unknown(unknown: Sequence[str], name: str, own: Sequence[str], flags: Collection[str]) -> str:
+    """What is wrong with arguments that a command does not know."""
+    script = next((word for word in unknown if word.endswith(".py") or word == "-m"), None)
+    if name == "train" and script is not None:
+        first = next((word for word in own if word.startswith("-")), "its options")
+        return (
+            f"{first} is an option of the training that mpitrain has built in, and does not stand before a script: "
+            f"what the script itself takes stands behind it, as in `mpitrain {script} {first} ...`"
+        )
+    words = COMMANDS if name == "train" and own[:1] == unknown[:1] else ()
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], [*flags, *words], 1, LIKENESS)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{hint}"
 
 
 def _divide(argv: list[str]) -> tuple[str, list[str], list[str]]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import secrets
 import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mpitrain.cli.main import Parser
+from mpitrain.cli.main import Parser, parsed
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.launch import allocation, dialect, restarts
@@ -136,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
         agent = " ".join(ssh.program) if job.uses_ssh(os.environ) else None
         print(_shown(job.command(os.environ, agent, ssh.line)))
         return 0
+    if job.srun is None:
+        _check_interfaces(job.request.interfaces)
     _tell_allowed(job)
     if arguments.on_failure == SHRINK:
         tell(survival_promise(job, policy.min_ranks))
@@ -234,8 +240,9 @@ def _job(arguments: argparse.Namespace) -> Job:
     mpirun = dialect.find_mpirun(os.environ, arguments.mpirun)
     environ = dialect.beside(mpirun, os.environ)
     command = rank_command(arguments.rest)
-    mpi = _mpi(mpirun, command)
+    mpi = _mpi(mpirun, command, arguments.rest)
     srun = choose_srun(arguments.launcher, batch, mpi, os.environ)
+    interfaces = tuple((arguments.network_interfaces or "").replace(",", " ").split())
     request = Request(
         command,
         ranks,
@@ -245,11 +252,24 @@ def _job(arguments: argparse.Namespace) -> Job:
         crowded,
         check_root(mpi, arguments.allow_run_as_root, srun),
         forwarded(environ, arguments.env, FORWARDED if hosts or srun else ()),
-        tuple((arguments.network_interfaces or "").replace(",", " ").split()),
+        interfaces,
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),
     )
     return Job(request, mpi, mpirun, batch, srun)
+
+
+def _check_interfaces(wanted: Sequence[str]) -> None:
+    """Local: the launcher listens on this host, too.
+
+    Raises:
+        UsageError: this host has none of these interfaces.
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    if wanted and not any("/" in one or one in names for one in wanted):
+        raise UsageError(
+            f"--network-interfaces {','.join(wanted)}: this host has no such interface, but {', '.join(names)}"
+        )
 
 
 def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
@@ -260,21 +280,46 @@ def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
     return read(str(arguments.hostfile)) if arguments.hostfile is not None else ()
 
 
-def _mpi(mpirun: str, command: Sequence[str]) -> Mpi:
+def _mpi(mpirun: str, command: Sequence[str], rest: Sequence[str]) -> Mpi:
     """Local: the MPI of mpirun, which must be that of the ranks where these are known. Both are asked at once.
+
+    Meanwhile what ranks of mpitrain are given is looked at: an option that they would refuse starts nothing.
 
     Raises:
         LauncherError: two MPIs are mixed, or one does not answer.
+        UsageError: the ranks would refuse their options.
     """
     if tuple(command[: len(OURS)]) != OURS:
         return dialect.launcher_mpi(mpirun, os.environ)
-    with ThreadPoolExecutor(1) as pool:
-        library = pool.submit(dialect.library_mpi, os.environ)
+    with ThreadPoolExecutor(2) as pool:
+        library, refusal = pool.submit(dialect.library_mpi, os.environ), pool.submit(_refusal, rest)
         mpi = dialect.launcher_mpi(mpirun, os.environ)
         told = dialect.mismatch(mpi, library.result())
     if told:
         raise LauncherError(told)
+    if refusal.result():
+        raise UsageError(refusal.result())
     return mpi
+
+
+def _refusal(rest: Sequence[str]) -> str:
+    """Local: why ranks would refuse their options, asked in a process of its own: what they need is not loaded here."""
+    options = list(itertools.takewhile(lambda word: not word.endswith(".py") and word != "-m", rest))
+    if not any(word.startswith("-") for word in options):
+        return ""
+    command = [sys.executable, "-c", "import sys; from mpitrain.cli import run; run.refuse(sys.argv[1:])", *rest]
+    environ = dialect.without_rank(os.environ)
+    asked = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return asked.stderr.strip() if asked.returncode == UsageError.exit_code else ""
+
+
+def refuse(rest: Sequence[str]) -> None:
+    """Local: leave with a sentence if ranks would refuse these arguments."""
+    try:
+        parsed(list(rest), VALUED | SWITCHES)
+    except UsageError as error:
+        sys.stderr.write(str(error))
+        sys.exit(error.exit_code)
 
 
 def _split(text: str) -> list[str]:

@@ -123,8 +123,11 @@ def narrowed(visible: Visible, names: str) -> Visible:
     """
     wanted = _listed(names)
     if not wanted or not set(wanted) <= set(visible.devices) or len(wanted) != len(names.split(",")):
-        seen = f"some of {','.join(visible.devices)}" if visible.devices else "nothing, for this rank sees no GPU"
-        raise DeviceError(f"--visible-devices {names!r}: expected {seen} ({visible.variable})")
+        seen = (
+            f"expected some of {','.join(visible.devices)}, with commas" if visible.devices else "this rank sees no GPU"
+        )
+        mend = "" if visible.devices else ": leave the option out"
+        raise DeviceError(f"--visible-devices {names!r}: {seen} ({visible.variable}){mend}")
     return replace(visible, devices=wanted)
 
 

@@ -53,8 +53,12 @@ class Case:
 
 
 BEFORE_TENSORFLOW = (
-    Case("unknown option", ("--epoch", "3"), r"unrecognized arguments: --epoch 3; see mpitrain --help"),
-    Case("unknown command", ("tran",), r"unrecognized arguments: tran; see mpitrain --help"),
+    Case(
+        "unknown option",
+        ("--epoch", "3"),
+        r"unrecognized arguments: --epoch 3 \(did you mean --epochs\?\); see mpitrain --help",
+    ),
+    Case("unknown command", ("tran",), r"unrecognized arguments: tran \(did you mean train\?\); see mpitrain --help"),
     Case("no value", ("--epochs",), r"argument --epochs: expected one argument; see mpitrain --help"),
     Case("batch size 0", ("--batch-size", "0"), r"--batch-size is 0: it must be at least 1"),
     Case("epochs", ("--epochs", "x"), r"--epochs is 'x': give a whole number"),

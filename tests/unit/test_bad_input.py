@@ -33,8 +33,11 @@ SLURM = "SLURM_JOB_ID=7 SLURM_JOB_NODELIST={} SLURM_JOB_CPUS_PER_NODE={}"
 
 # A command line, {dir} for the directory of files, and what the sentence holds.
 OPTIONS = {
-    "--epoch 3": f"unrecognized arguments: --epoch 3{SEE} --help",
-    "tran": f"unrecognized arguments: tran{SEE} --help",
+    "--epoch 3": f"unrecognized arguments: --epoch 3 (did you mean --epochs?){SEE} --help",
+    "tran": f"unrecognized arguments: tran (did you mean train?){SEE} --help",
+    "doctr": f"unrecognized arguments: doctr (did you mean doctor?){SEE} --help",
+    "--batchsize=3": f"unrecognized arguments: --batchsize=3 (did you mean --batch-size?){SEE} --help",
+    "--epochs 3 train.py": "--epochs is an option of the training that mpitrain has built in, and does not stand",
     "--epochs": f"argument --epochs: expected one argument{SEE} --help",
     "--epochs x": "--epochs is 'x': give a whole number",
     "--epochs 0": "--epochs is 0: it must be at least 1",

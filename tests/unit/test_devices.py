@@ -488,11 +488,11 @@ def test_visible_devices_narrow_further(
 @pytest.mark.parametrize(
     ("environ", "detected", "names", "complaint"),
     [
-        ({CUDA: "2,3"}, found(4), "1,2", r"'1,2': expected some of 2,3 \(CUDA_VISIBLE_DEVICES\)"),
+        ({CUDA: "2,3"}, found(4), "1,2", r"'1,2': expected some of 2,3, with commas \(CUDA_VISIBLE_DEVICES\)"),
         ({}, found(2), "2", "expected some of 0,1"),
         ({}, found(2), "0,x", "expected some of 0,1"),
         ({}, found(2), "", "expected some of 0,1"),
-        ({}, (), "0", "expected nothing, for this rank sees no GPU"),
+        ({}, (), "0", r"'0': this rank sees no GPU \(CUDA_VISIBLE_DEVICES\): leave the option out"),
     ],
 )
 def test_visible_devices_that_are_not(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.cli.main import COMMANDS, main
 from mpitrain.cli.run import divide, origin
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch.allocation import Allocation
@@ -211,3 +212,31 @@ def test_nothing_heavy_is_imported() -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     finished = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert finished.stdout.splitlines()[-1] == "[] 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--epocs", "3"], "unrecognized arguments: --epocs 3 (did you mean --epochs?); see mpitrain --help"),
+        (["--oversubcribe", "t.py"], "unrecognized arguments: --oversubcribe (did you mean --oversubscribe?)"),
+        (["--tag-outputs"], "unrecognized arguments: --tag-outputs (did you mean --tag-output?); see mpitrain --help"),
+        (["bench", "exchange", "--repeet", "3"], "unrecognized arguments: --repeet 3 (did you mean --repeat?)"),
+        (["--network-interfaces", "nope0"], "--network-interfaces nope0: this host has no such interface, but "),
+        (["--hostfile", "/no/such"], "/no/such cannot be read: "),
+    ],
+)
+def test_what_cannot_be_starts_nothing(words: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "mpitrain", "run", "-np", "1", "--allow-run-as-root", *words]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2, finished.stderr
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith(f"mpitrain: {told}")
+
+
+def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["--dry-run", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        shown = " ".join(capsys.readouterr().out.split())
+        for command in COMMANDS:
+            assert f" {command} {COMMANDS[command]}" in shown
