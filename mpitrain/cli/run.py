@@ -22,15 +22,17 @@ from mpitrain.cli.main import Parser, parsed
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.launch import allocation, dialect, restarts
-from mpitrain.launch.agent import Agent
+from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.attempts import run_attempts, tell
 from mpitrain.launch.commands import Command
 from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
-from mpitrain.launch.report import OUTPUT_VARIABLE, RESUME_VARIABLE, RUN_VARIABLE
+from mpitrain.launch.preflight import unreached
+from mpitrain.launch.report import OUTPUT_VARIABLE, RESUME_VARIABLE, RUN_VARIABLE, Listener
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
+from mpitrain.launch.starter import is_here
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.launch.surviving import SHRINK, SURVIVED, surviving
 from mpitrain.launch.surviving import promise as survival_promise
@@ -178,6 +180,12 @@ def _attempt(
     told = {name: value for name, value in private.items() if value}
     environment = {**string_hashes.seed(os.environ), **again.request.environment, **told}
     job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
+    if job.uses_ssh(os.environ):
+        names = [host.name for host in job.request.hosts if not is_here(host.name)]
+        silent = unreached(ssh, names)
+        if silent and not pending:
+            sys.stderr.write("".join(f"{words}\n" for words in dict.fromkeys(silent.values()) if words))
+            return Outcome(NO_CONNECTION, Listener(secret), dict.fromkeys(silent, NO_CONNECTION))
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None
         command = job.command(os.environ, str(agent.path) if agent else None, ssh.line)

@@ -71,7 +71,7 @@ def test_hosts_of_one_domain_are_several_and_two_names_of_one_host_are_one(mpiru
     reached_by = {"PRTE_MCA_plm_ssh_agent": str(ssh), "HYDRA_LAUNCHER_EXEC": str(ssh)}
     finished = mpirun.execute(command, {"PYTHONPATH": str(REPOSITORY), **reached_by}).finish(WITHIN_SECONDS)
     assert finished.returncode == 0, finished.output
-    assert sorted(notes.read_text().split()) == names, finished.output
+    assert sorted(set(notes.read_text().split())) == names, finished.output
     for rank in range(0 if mpirun.is_open_mpi else 2):
         assert f"rank {rank} of 2: node 0, local {rank} on " in finished.stdout, finished.output
 

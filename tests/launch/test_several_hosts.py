@@ -104,6 +104,8 @@ def test_a_host_that_is_not_reached(hosts: Hosts, mpirun: Mpirun, options: list[
     assert finished.returncode != 0
     assert reason in finished.stderr, finished.output
     assert f"mpitrain: {host} cannot be reached by ssh" in finished.stderr
+    assert finished.stdout == ""  # where Open MPI would explain at length what a daemon is
+    assert [line for line in finished.stderr.splitlines() if not line.startswith(("mpitrain: ", "ssh: "))] == []
 
 
 def test_a_network_that_is_away_for_some_seconds_is_waited_for(hosts: Hosts, mpirun: Mpirun, tmp_path: Path) -> None:
