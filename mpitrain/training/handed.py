@@ -156,6 +156,7 @@ class Handed:
 
     def watch(self, call: str, data: Any) -> Any:
         """Local: the same data, of which the first batches are looked at when they are read, if it comes in batches."""
+        self._streams.pop(call, None)
         if is_arrays(data):
             return data
         found = self._streams.setdefault(call, [])
@@ -169,11 +170,14 @@ class Handed:
 
     def note_batch(self, call: str, batch: Any) -> None:
         """Collective: compare a batch that all ranks have read."""
-        self._streams.setdefault(call, []).append(_parts(batch))
-        self.settle()
+        self._streams[call] = [_parts(batch)]
+        self.settle(call)
 
-    def settle(self) -> None:
-        """Collective: compare what has been read of the data that is watched.
+    def settle(self, *ended: str) -> None:
+        """Collective: compare what has been read so far of the data that is watched.
+
+        Args:
+            ended: the calls that are watched no more.
 
         Raises:
             AgreedError: on all ranks: the labels of the same batch are not the same.
@@ -182,7 +186,8 @@ class Handed:
         everyone = self._world.communicator.all_gather_obj(self._streams)
         for call in dict.fromkeys(call for one in everyone for call in one):
             self._settle(call, [one.get(call, []) for one in everyone])
-        self._streams = {}
+        for call in ended:
+            self._streams.pop(call, None)
 
     def _settle(self, call: str, streams: Sequence[Sequence[Mapping[str, list[Summary]]]]) -> None:
         for batches in zip(*streams, strict=False):
@@ -237,7 +242,7 @@ class Comparison(keras.callbacks.Callback):
         """Collective once."""
         if "epoch" in self._due:
             self._due.clear()
-            self._handed.settle()
+            self._handed.settle("fit", "validation_data")
 
 
 def _unlike(everyone: Sequence[Sequence[Summary]]) -> list[int]:

@@ -121,7 +121,7 @@ class Unmodified:
         self._silence(arguments)
         with self._leaving_loops():
             result = evaluate(model, **arguments)
-        self._handed.settle()
+        self._handed.settle("evaluate")
         return result
 
     def _predict(self, predict: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

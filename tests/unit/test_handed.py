@@ -149,7 +149,9 @@ SAME = np.arange(3000)
 def test_batches_that_are_read(make: Callable[[Any], Any]) -> None:
     def action(handed: Handed, rank: int, order: Any) -> int:
         data = handed.watch("fit", make(order))
+        handed.settle()  # as after the first step, where validation data have not been read
         rows = [len(batch[1]) for batch in (data if not isinstance(data, Table) else [data[0], data[1]])]
+        handed.settle("fit")
         handed.settle()
         return sum(rows)
 
