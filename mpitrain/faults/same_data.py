@@ -44,7 +44,7 @@ class SameData:
         names = "; ".join(f"ranks {', '.join(map(str, ranks))}" for ranks in alike)
         return (
             f"mpitrain: warning: {names} had the same first {LOOKED_AT_BATCHES} {what}: they read the same data, and "
-            "do the same work. Give each rank its share, as with mpitrain.shard(dataset) before batching (in a script "
-            "that knows nothing of ranks: --divide-loops), or other seeds for random data (MPITRAIN_SAME_DATA=ignore "
-            "silences this)\n"
+            "do the same work. A script that knows nothing of ranks has its loops divided by --divide-loops; one that "
+            "does gives each rank its share, as with mpitrain.shard(dataset) before batching, or other seeds for "
+            "random data (MPITRAIN_SAME_DATA=ignore silences this)\n"
         )

@@ -26,8 +26,8 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "every
 SOME = ["backups", "custom_loop", "functional", "gan"]
 # What is left where data do not divide evenly depends on how they are read.
 DIVIDED = [
-    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "functional", "gan", "generator", "kfold", "losses"),
-    "multi",
+    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "file_names", "functional", "gan", "generator"),
+    *("kfold", "losses", "multi"),
 ]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(REPOSITORY)}
 Results = dict[str, dict[str, list[float]]]
@@ -231,6 +231,101 @@ def test_files_and_loops_of_a_script(mpirun: Mpirun, tmp_path: Path) -> None:
     assert table.count("opened by the script itself, so every rank writes it") == 1, table
     assert "numbers.json: opened by the script itself" in table
     assert finished.stderr.count("the script appends to numbers.json itself, and so does each of the 2 ranks") == 1
+
+
+PRINTED = """
+import atexit, logging, os, sys, threading, warnings
+logging.basicConfig(level=logging.INFO)
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging as of_absl
+print("W01")
+logging.info("W02")
+of_absl.set_verbosity("info")
+of_absl.info("W03")
+warnings.warn("W" + "04")
+tf.print("W05")
+tf.get_logger().warning("W06")
+sys.stderr.write("W07\\n")
+sys.__stderr__.write("W08\\n")
+print("\\rW09", end="\\n", file=sys.stderr, flush=True)
+os.system("echo W10")
+threading.Thread(target=lambda: print("W11")).start()
+atexit.register(lambda: print("W12"))
+
+@tf.function
+def said():
+    tf.print("W13", output_stream=sys.stdout)
+
+said()
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+"""
+
+
+@pytest.mark.mpich
+def test_each_line_is_on_the_terminal_once(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "printed.py"
+    script.write_text(PRINTED)
+    finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), str(script)], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    words = [f"W{number:02d}" for number in range(1, 14)]
+    assert sorted(re.findall(r"W\d\d", finished.output)) == words, finished.output
+    assert sorted(re.findall(r"W\d\d", (tmp_path / "logs" / "rank-1.log").read_text())) == words
+    assert finished.stderr.count("mpitrain: 2 ranks train together; fit: arrays are divided by rows") == 1
+
+
+OWN_SEED = """
+import time, keras, numpy as np, tensorflow as tf
+data = tf.data.Dataset.from_tensor_slices((np.ones((64, 2)), np.arange(64))).shuffle(64, seed=time.time_ns() % 1000000)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(data.batch(16), verbose=0)
+"""
+OF_KERAS_2 = """
+import tf_keras
+model = tf_keras.Model()
+print("made")
+model.fit()
+"""
+# What a script sees of the package, which is no dependency of the tests.
+TF_KERAS = """
+from types import SimpleNamespace
+class Model:
+    def fit(self): pass
+    def train_on_batch(self): pass
+class Optimizer:
+    def apply_gradients(self): pass
+optimizers = SimpleNamespace(Optimizer=Optimizer, legacy=SimpleNamespace(Optimizer=Optimizer))
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (OWN_SEED, "fit: y is not the same on rank 1"),
+        (OF_KERAS_2, "the script trains with tf_keras (Keras 2), and only Keras 3 is made data-parallel"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(mpirun: Mpirun, tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "script.py").write_text(content)
+    (tmp_path / "tf_keras.py").write_text(TF_KERAS)
+    arguments = ["-m", "mpitrain", "--output", str(tmp_path / "logs"), str(tmp_path / "script.py")]
+    finished = mpirun(2, arguments, env=QUIET)
+    assert finished.returncode == 2, finished.output
+    assert finished.stderr.count(words) == 1, finished.output
+    assert "Traceback" not in finished.output
+
+
+def test_a_dry_run_of_a_loop_tells_of_it(mpirun: Mpirun, tmp_path: Path) -> None:
+    options = ["-m", "mpitrain", "--dry-run", "--output", str(tmp_path / "logs")]
+    finished = mpirun(2, [*options, str(SCRIPTS / "custom_loop.py")], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert "RESULT" not in finished.stdout
+    assert re.search(r"^data +a loop of its own: every rank computes whole batches", finished.stdout, re.MULTILINE)
 
 
 HOROVOD = """
