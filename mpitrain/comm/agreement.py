@@ -129,12 +129,14 @@ class Agreement:
         report: this rank's numbers, see REPORTS.
         request: bits that all ranks see in the next header; their meaning is the caller's.
         observer: told of each collective, if anything.
+        missed: called on a rank at the end of its program where others go on.
     """
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
         self.turn = Turn()
         self.observer: Observer | None = None
+        self.missed: Callable[[], object] = lambda: None
         self.between(hosts, ranks)
         self._descriptions: dict[int, str] = {
             JOINING: "waiting for the others (out of data)",
@@ -195,6 +197,8 @@ class Agreement:
             agreed = self._gather(FINISHED if finished else JOINING, 0.0)
             if agreed.signature is None:
                 return agreed
+            if finished:
+                self.missed()
             return self._ask_idle(agreed, "", able or (lambda what, text: 0.0))
 
     def leave(self) -> None:

@@ -133,6 +133,8 @@ class World:
         self.activity.phase = "end"
         if self.watchdog is not None and self.exits is not None:
             self.watchdog.ending(self.exits.status.code, self.exits.status.text)
+            if self.exits.status.code:
+                self.agreement.missed = self.watchdog.missed
         for begin, _ in self.parts:
             begin()
         shrinking.leave(self, self.leave)

@@ -24,6 +24,7 @@ REDIAL_SECONDS = 3.0  # in which a rank whose connection broke, but which lives,
 SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a second after they have sent one
 QUIET_SECONDS = 3.0
 ANSWER_SECONDS = 1.5
+TERMINATED_STATUS = 143 << 8  # as of `os.waitpid`, of a rank that got SIGTERM
 EXIT_SECONDS = 2.0  # in which the other ranks come to their end, too
 
 
@@ -116,6 +117,8 @@ class Hub:
             self._faults.append((now, report.from_dict(message["fault"])))
         elif kind == "ending":
             member.exit_code, member.how, member.ended = int(message["code"]), str(message["how"]), now
+        elif kind == "missed":
+            member.ended = float("-inf")
         elif kind == "data":
             self._hear_data(rank, message)
         elif kind == "ended":
@@ -138,11 +141,8 @@ class Hub:
         The launcher may know of it before the connection is closed.
         """
         self._now = now
-        if now < self._quiet_until:
-            return
-        for rank in list(self.members):
-            self._neighbours.look(rank)
-        self._look_for_deaths(now + 2 * REDIAL_SECONDS)
+        if now >= self._quiet_until:
+            self._look_for_causes()
 
     def paused(self, now: float) -> None:
         """Local: this process was stopped; meanwhile another rank may have told what happened, and ended the job."""
@@ -170,24 +170,37 @@ class Hub:
         if text and self._options.same_data == "warn":
             self._write(text)
 
-    def _look_for_deaths(self, now: float) -> None:
-        if now < self._quiet_until:
+    @property
+    def _is_quiet(self) -> bool:
+        """The others have gone to another rank, while this process was stopped."""
+        return self._now < self._quiet_until and not self.members.keys() - {self._roster.own}
+
+    def _look_for_causes(self) -> None:
+        """Local: if this process or another was sent a signal, that is since a rank has ended, where one has."""
+        for seat in self._roster.seats:
+            self._neighbours.look(seat.rank)
+        self._look_for_deaths(self._now, at_once=True)
+
+    def _look_for_deaths(self, now: float, at_once: bool = False) -> None:
+        if self._is_quiet:
             return
         neighbours = self._neighbours
         ended: dict[int, float] = {}  # since when
         for rank, (since, _) in list(self._broken.items()):
             here, over = neighbours.is_here(rank), now - since >= REDIAL_SECONDS
-            if neighbours.look(rank) or neighbours.is_gone(rank) or (over and not here):
+            if neighbours.look(rank) or neighbours.is_gone(rank) or ((over or at_once) and not here):
                 ended[rank] = since
             elif over:
                 del self._broken[rank]  # it lives, but has lost its way to this rank
         for rank, (why, since) in self._gone.items():
-            if why == "closed" and (neighbours.look(rank) or now - since >= GROUP_SECONDS):
+            if why == "closed" and (neighbours.look(rank) or at_once or now - since >= GROUP_SECONDS):
                 ended[rank] = since
-        ended.update({rank: now for rank in neighbours.ended if rank in self.members})
+        ended.update({rank: now for rank in neighbours.ended if rank in self.members or at_once})
         ended.update(self.losses.untold(self._roster.own, {*self.members, *self._broken, *self._gone}, now))
         spoken = {culprit.rank for _, fault in self._faults for culprit in fault.culprits}
-        ended = {rank: since for rank, since in ended.items() if rank not in spoken}
+        if at_once:  # what has ended because of such a signal is no cause of it
+            spoken |= {rank for rank, (status, _) in neighbours.ended.items() if status == TERMINATED_STATUS}
+        ended = {rank: since for rank, since in ended.items() if rank not in spoken and rank != self._roster.own}
         if ended:
             self._tell_deaths(ended)
 
@@ -241,10 +254,12 @@ class Hub:
         patience = SIGNAL_SECONDS if all(fault.kind == "signal" for fault in found) else GROUP_SECONDS
         if len(missed) == len(found) and not causes:
             patience = EXIT_SECONDS  # in which those that have ended say so here, too
-        if now - self._faults[0][0] >= patience:
-            if patience == SIGNAL_SECONDS:  # sent by a launcher, if a rank has ended before
-                self._look_for_deaths(now + 2 * REDIAL_SECONDS)
-            self._faults = []
+        if now - self._faults[0][0] < patience:
+            return
+        if patience == SIGNAL_SECONDS:
+            self._look_for_causes()
+        self._faults = []
+        if patience > SIGNAL_SECONDS or not self._is_quiet:
             self._tell([*causes, *report.merged([fault for fault in found if not (causes and fault in missed)])])
 
     def _tell(self, faults: Sequence[Fault]) -> None:

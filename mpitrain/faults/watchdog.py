@@ -123,6 +123,11 @@ class Watchdog:
         """Local: this rank has come to the end of its program, with that exit code."""
         self.post("say", {"is": "ending", "code": code, "how": how})
 
+    def missed(self) -> None:
+        """Local: this rank has ended with an exit code, but others need it. They do not go on while they hear so."""
+        self.post("say", {"is": "missed"})
+        time.sleep(ENDED_SECONDS)
+
     def gone_on_without(self, ranks: Sequence[int]) -> None:
         """Local: these ranks were lost, and the others have gone on."""
         self.post("lost", ranks)
@@ -289,6 +294,7 @@ class Watchdog:
             try:
                 self._link.send(message)
             except ConnectionError:
+                self._hear_hub()  # it may have told why
                 self._drop()
 
     def _drop(self) -> None:

@@ -152,3 +152,20 @@ def test_the_error_can_be_caught_and_the_job_ends_well(mpirun: Mpirun, tmp_path:
 def test_the_exit_code_of_a_rank_is_the_jobs(mpirun: Mpirun, tmp_path: Path) -> None:
     finished = run(mpirun, tmp_path, START + "sys.exit(3 if last else 0)\n")
     assert finished.returncode == 3, finished.output
+
+
+def test_an_exit_within_fit_names_the_rank_that_left(mpirun: Mpirun, tmp_path: Path) -> None:
+    leaves = """
+class Leaves(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if last and batch == 1: sys.exit(0)
+train(data, [Leaves()])
+"""
+    finished = run(mpirun, tmp_path, KERAS + leaves, np=3)
+    assert finished.returncode == 1, finished.output
+    told = re.findall(r"^mpitrain: (?!warning)(.*)", finished.stderr, re.MULTILINE)
+    assert len(told) == 1, finished.output
+    assert re.fullmatch(
+        r"rank 2 on \S+ called sys\.exit\(0\) while others went on; the job ends with exit code 1", told[0]
+    )
+    assert "RankFinishedError: ranks 0, 1 (" in finished.stderr, finished.output
