@@ -1,27 +1,34 @@
-"""This rank's portion of what a script gives to Keras: arrays, data sets, `PyDataset`s and generators.
+"""This rank's portion of a batch: its rows.
 
-The script knows nothing of ranks. One global batch is what all ranks together take in a step:
-
-- arrays: rank r takes rows r, r + size, ... of each global batch, so the steps of N ranks are those of one
-  rank with the global batch;
-- what comes in batches is dealt out batch by batch where batches are each rank's own, and row by row where
-  they are global.
+The script knows nothing of ranks. One global batch is what all ranks together take in a step, and rank r takes its
+rows r, r + size, r + 2 size ... So the steps of N ranks are those of one rank with the global batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from mpitrain.data.sharding import share_count
-from mpitrain.errors import DataError
+
+class Share(NamedTuple):
+    """One rank's part of a batch that all ranks divide among them, and how much it counts.
+
+    Of a batch with fewer rows than ranks, and of one that cannot be divided, every rank computes all: so all take the
+    same steps, and a rule over a whole batch stays what it is. Only rank 0 counts it.
+
+    Attributes:
+        data: rows of the batch, in its own nest.
+        total: how many rows the whole batch has: a number or a scalar tensor.
+        counted: whether what this rank makes of it counts, a scalar bool tensor; () where it always does.
+    """
+
+    data: Any
+    total: Any
+    counted: Any
 
 
 @dataclass(frozen=True)
@@ -38,171 +45,77 @@ class Portion:
     size: int
     batch_is_global: bool = False
 
-    def batch_size(self, batch_size: int) -> int:
-        """Local: rows of this rank in a full batch, of what the script asked for.
-
-        Raises:
-            DataError: a global batch has fewer rows than there are ranks.
-        """
-        if not self.batch_is_global:
-            return batch_size
-        if batch_size < self.size:
-            raise DataError(
-                f"a global batch of {batch_size} cannot be divided among {self.size} ranks: give a larger batch_size, "
-                "fewer ranks, or --batch-size-is rank"
-            )
-        return share_count(batch_size, self.rank, self.size)
-
-    def rows(self, count: int, batch_size: int) -> NDArray[np.int64]:
-        """Local: positions of this rank's rows among `count`, batch after batch."""
-        whole = batch_size if self.batch_is_global else batch_size * self.size
-        starts = np.arange(0, count, whole, dtype=np.int64)[:, None]
-        positions = (starts + np.arange(self.rank, whole, self.size, dtype=np.int64)).reshape(-1)
-        return positions[positions < count]
-
     def rows_of_batch(self, data: Any) -> Any:
         """Local: this rank's rows of one batch, a nest of arrays or tensors."""
-        return keras.tree.map_structure(self._every, data)
+        return tf.nest.map_structure(lambda leaf: _every(leaf, self.rank, self.size), data)
 
-    def _every(self, leaf: Any) -> Any:
-        return leaf[self.rank :: self.size] if len(getattr(leaf, "shape", ())) else leaf
+    def share(self, data: Any, *, enough: bool = False, whole: bool = False) -> Share:
+        """Local: this rank's share of a batch, of arrays or, in a graph, of tensors.
+
+        Args:
+            data: the batch, a nest of arrays, tensors, tables and scalars.
+            enough: it is known to have at least as many rows as there are ranks.
+            whole: it cannot be divided.
+        """
+        total = count_rows(data)
+        known = isinstance(total, int)
+        if enough or (known and total >= self.size and not whole):
+            return Share(self.rows_of_batch(data), total, ())
+        if known or whole:
+            return Share(data, total, tf.constant(self.rank == 0))
+        small = total < self.size
+        begin, step = tf.where(small, 0, self.rank), tf.where(small, 1, self.size)
+        own = tf.nest.map_structure(lambda leaf: _every(leaf, begin, step), data)
+        return Share(own, total, tf.logical_not(small) if self.rank else tf.constant(True))
 
 
-def is_arrays(data: Any) -> bool:
-    """Local: whether Keras takes `data` whole, with a first dimension that counts the samples."""
-    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-    return bool(leaves) and all(hasattr(leaf, "shape") and len(leaf.shape) > 0 for leaf in leaves)
+def has_rows(leaf: Any) -> bool:
+    """Local: whether a part of a batch has a first dimension, as far as is known; scalars have none."""
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return False
+    return True if isinstance(shape, tf.TensorShape) and shape.rank is None else len(shape) > 0
 
 
-def length(data: Any) -> int:
-    """Local: the number of samples of arrays."""
-    first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
-    return int(first.shape[0])
+def count_rows(data: Any) -> Any:
+    """Local: the rows of a batch: a number where it is known, else a scalar int32 tensor; 0 without any rows."""
+    first = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
+    if first is None:
+        return 0
+    known = first.shape[0] if not isinstance(first.shape, tf.TensorShape) or first.shape.rank else None
+    if known is not None:
+        return int(known)
+    return tf.cast(first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0], tf.int32)
 
 
-def take(data: Any, rows: NDArray[np.int64] | slice) -> Any:
-    """Local: those rows of a nest of arrays, tensors and pandas tables; None stays None."""
-    return keras.tree.map_structure(lambda leaf: _take(leaf, rows), data)
-
-
-def _take(leaf: Any, rows: NDArray[np.int64] | slice) -> Any:
-    if leaf is None:
-        return None
+def take(leaf: Any, rows: NDArray[np.int64]) -> Any:
+    """Local: those rows of an array, a tensor or a table."""
     if hasattr(leaf, "iloc"):
         return leaf.iloc[rows]
-    if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.Variable) and not isinstance(rows, slice):
+    if isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.Variable):
         return tf.gather(leaf, rows)
     return leaf[rows]
 
 
-def count_of_batches(data: Any) -> int | None:
-    """Local: the number of batches of an epoch, where it is known and finite."""
-    if isinstance(data, tf.data.Dataset):
-        count = int(data.cardinality())
-        return count if count >= 0 else None
-    return getattr(data, "num_batches", None)
+def _every(leaf: Any, begin: Any, step: Any) -> Any:
+    """Local: rows begin, begin + step, ... of a part of a batch; what has no rows is each rank's as it is."""
+    if not has_rows(leaf):
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        return _every_of_sparse(leaf, tf.cast(begin, tf.int64), tf.cast(step, tf.int64))
+    if tf.is_tensor(step) or isinstance(leaf, tf.RaggedTensor):  # of a slice the shape would be unknown
+        return tf.gather(leaf, tf.range(begin, count_rows(leaf), step))
+    if hasattr(leaf, "iloc"):
+        return leaf.iloc[begin::step]
+    return (leaf.tocsr() if hasattr(leaf, "tocsr") else leaf)[begin::step]
 
 
-def suited(portion: Portion, data: Any, evaluating: bool) -> Portion:
-    """Local: `portion`, or one by rows of each batch where dealing out whole batches would leave a rank without any.
-
-    Args:
-        portion: as the script asks for.
-        data: what comes in batches.
-        evaluating: how it is divided does not change the result.
-    """
-    count = count_of_batches(data)
-    too_few = count is not None and count < portion.size
-    if too_few or (evaluating and count is None and isinstance(data, tf.data.Dataset)):
-        return replace(portion, batch_is_global=True)
-    return portion
-
-
-def of_batches(data: Any, portion: Portion) -> Any:
-    """Local: the portion of a `tf.data.Dataset`, a `PyDataset` or a generator whose elements are batches.
-
-    Raises:
-        DataError: it is something else.
-    """
-    if isinstance(data, tf.data.Dataset):
-        return _rows_of_dataset(data, portion) if portion.batch_is_global else data.shard(portion.size, portion.rank)
-    if isinstance(data, keras.utils.PyDataset):
-        return PyDatasetPortion(data, portion)
-    if hasattr(data, "__next__") or hasattr(data, "__iter__"):
-        return _generated(data, portion)
-    raise DataError(
-        f"data of type {type(data).__name__} cannot be divided among ranks: give arrays, a tf.data.Dataset, "
-        "a keras.utils.PyDataset or a generator"
-    )
-
-
-def _rows_of_dataset(dataset: tf.data.Dataset, portion: Portion) -> tf.data.Dataset:
-    def own(*batch: Any) -> Any:
-        return tf.nest.map_structure(
-            lambda leaf: leaf[portion.rank :: portion.size], batch if len(batch) > 1 else batch[0]
-        )
-
-    def filled(*batch: Any) -> Any:
-        return tf.shape(tf.nest.flatten(batch)[0])[0] > 0
-
-    # The last batch may have fewer rows than there are ranks.
-    return dataset.map(own).filter(filled)
-
-
-def _generated(batches: Any, portion: Portion) -> Iterator[Any]:
-    if not portion.batch_is_global:
-        yield from islice(batches, portion.rank, None, portion.size)
-        return
-    for batch in batches:
-        own = portion.rows_of_batch(batch)
-        if length(own):
-            yield own
-
-
-class PyDatasetPortion(keras.utils.PyDataset):
-    """This rank's batches, or its rows of each batch, of another `PyDataset`.
-
-    Args:
-        whole: what the script made.
-        portion: which part of it.
-    """
-
-    def __init__(self, whole: Any, portion: Portion) -> None:
-        super().__init__(
-            workers=whole.workers,
-            use_multiprocessing=whole.use_multiprocessing,
-            max_queue_size=whole.max_queue_size,
-        )
-        self.whole, self.portion = whole, portion
-
-    def __getitem__(self, index: int) -> Any:
-        """Local: batch `index` of this rank.
-
-        Raises:
-            DataError: a batch has fewer rows than there are ranks.
-        """
-        if not self.portion.batch_is_global:
-            return self.whole[index * self.portion.size + self.portion.rank]
-        own = self.portion.rows_of_batch(self.whole[index])
-        if not length(own):
-            raise DataError(
-                f"batch {index} has fewer rows than the {self.portion.size} ranks: leave it out, "
-                "or --batch-size-is rank"
-            )
-        return own
-
-    @property
-    def num_batches(self) -> int | None:
-        """Local: this rank's batches of an epoch; None where the script's number is unknown."""
-        count: int | None = self.whole.num_batches
-        if count is None or self.portion.batch_is_global:
-            return count
-        return share_count(count, self.portion.rank, self.portion.size)
-
-    def on_epoch_begin(self) -> None:
-        """Local: as the script's own."""
-        self.whole.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Local: as the script's own."""
-        self.whole.on_epoch_end()
+def _every_of_sparse(leaf: tf.SparseTensor, begin: tf.Tensor, step: tf.Tensor) -> tf.SparseTensor:
+    rows = leaf.indices[:, 0] - begin
+    own = tf.sparse.retain(leaf, tf.logical_and(rows >= 0, rows % step == 0))
+    count = tf.maximum((leaf.dense_shape[0] - begin + step - 1) // step, 0)
+    indices = tf.concat([(own.indices[:, :1] - begin) // step, own.indices[:, 1:]], axis=1)
+    columns = leaf.shape[1:]
+    known = columns.is_fully_defined()  # as layers that build themselves want to know
+    rest = tf.constant(columns.as_list(), tf.int64) if known else leaf.dense_shape[1:]
+    return tf.SparseTensor(indices, own.values, tf.concat([count[None], rest], axis=0))

@@ -158,7 +158,7 @@ class Reducer:
         try:
             if index == 0:
                 self._begin(plan, samples, synchronize)
-                if self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
+                if samples and self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
                     activity.note_gradients(self.statistics.updates, arrays)
             start = time.perf_counter()
             with np.errstate(all="ignore"):

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mpitrain.training.exchange import current_samples
 from mpitrain.training.step_collectives import StepCollectives
 
 
@@ -42,7 +43,11 @@ def moments(
     squares = tf.reduce_sum(tf.square(values - tf.reshape(own_mean, shape)) * counted, axes)
     count, own_mean, squares = (tf.cast(part, tf.float64) for part in (count, own_mean, squares))
     parts = tf.stack([count * own_mean, squares + count * tf.square(own_mean), count])
-    total, total_squares, total_count = tf.unstack(collectives.weighted_total(parts, tf.cast(weight, tf.float64)))
+    weight = tf.cast(weight, tf.float64)
+    parts *= tf.cast(
+        tf.cast(current_samples(), tf.float64) > 0, tf.float64
+    )  # nothing where another rank computes, and counts, the same rows
+    total, total_squares, total_count = tf.unstack(collectives.weighted_total(parts, weight))
     divisor = total_count + epsilon
     mean = tf.math.divide_no_nan(total, divisor)
     distance = total_squares - 2.0 * mean * total + total_count * tf.square(mean)

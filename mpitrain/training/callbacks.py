@@ -13,13 +13,15 @@ import tensorflow as tf
 from mpitrain.comm.world import World, current_world
 from mpitrain.faults.activity import Phase
 from mpitrain.training.compiled import split_train_step
+from mpitrain.training.counting import Counted
 from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.hooks import hook_of
-from mpitrain.training.latest_step import LatestStep, first_of
+from mpitrain.training.latest_step import LatestStep
 from mpitrain.training.logs import Logs, epoch_logs, global_metrics, leaves_of
 from mpitrain.training.metric_states import observe
 from mpitrain.training.model_state import (
+    build,
     replicated,
     start_alike,
     statistics,
@@ -275,18 +277,23 @@ class _ModelHook:
 
     def train_step(self, data: Any) -> Any:
         """Collective: the model's training step, its gradients weighted by the samples of `data`."""
+        counted = Counted.of(data)
         if not self.synchronized:
             self.synchronized = True
-            synchronize_before_trace(self._model, data, self._exchange.world)
-        self._first_batches.note(data)
-        with sample_count(tf.shape(first_of(data))[0]), self.shares.step(training=True):
-            return self._step(self._train_step, data)
+            synchronize_before_trace(self._model, counted.data, self._exchange.world)
+        if counted.share is None:  # else it is known that ranks read the same, and divide it
+            self._first_batches.note(counted.data)
+        with sample_count(counted.samples), self.shares.step(training=True):
+            return self._step(self._train_step, counted)
 
     def test_step(self, data: Any) -> Any:
         """Collective where a loss is no mean over rows: the model's own."""
-        self.latest.note_test(data)
-        with sample_count(tf.shape(first_of(data))[0]), self.shares.step(training=False):
-            return self._step(self._test_step, data)
+        counted = Counted.of(data)
+        if not counted.always:
+            build(self._model, counted.data)
+        self.latest.note_test(counted.samples)
+        with sample_count(counted.samples), self.shares.step(training=False):
+            return self._step(self._test_step, counted)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -297,15 +304,19 @@ class _ModelHook:
         finally:
             self.active -= 1
 
-    def _step(self, step: Callable[[Any], Any], data: Any) -> Any:
+    def _step(self, step: Callable[[Any], Any], counted: Counted) -> Any:
         self._depth += 1
         observe(self._model.metrics)
         try:
-            logs = step(data)
-            self.latest.note_logs(logs, data)
+            with counted.keeping(self._metric_variables):
+                logs = step(counted.data)
+            self.latest.note_logs(logs, counted.data)
             return logs
         finally:
             self._depth -= 1
+
+    def _metric_variables(self) -> list[Any]:
+        return [variable for metric in self._model.metrics for variable in metric.variables]
 
     def metrics_result(self) -> dict[str, Any]:
         """Collective when Keras asks at the end of an epoch or evaluation; Local inside a step."""

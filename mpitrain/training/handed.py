@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ import tensorflow as tf
 
 from mpitrain.collectives.ordering import host_call
 from mpitrain.comm.world import World
-from mpitrain.data.portions import count_of_batches, is_arrays, take
+from mpitrain.data.portions import take
 from mpitrain.errors import AgreedError
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.seeds import kept
@@ -70,7 +71,7 @@ def summary(leaf: Any) -> Summary:
     shape = getattr(leaf, "shape", None)
     if shape is None or not len(shape):
         plain = leaf is None or isinstance(leaf, int | float | str | bytes | np.generic)
-        return Summary(repr(leaf) if plain else f"{type(leaf).__name__} of {count_of_batches(leaf)}")
+        return Summary(repr(leaf) if plain else f"{type(leaf).__name__} of {_count_of_batches(leaf)}")
     try:
         array = np.asarray(_sample(leaf, int(shape[0])))
     except (TypeError, ValueError, IndexError, NotImplementedError, tf.errors.OpError):
@@ -85,6 +86,11 @@ def summary(leaf: Any) -> Summary:
     sums = _weights(len(numbers)) @ numbers
     whole = len(shape) <= 2 and bool((numbers == np.rint(numbers)).all())
     return Summary(kind, 0, (float(sums[0]), float(sums[1])), float(np.linalg.norm(numbers)), whole)
+
+
+def _count_of_batches(data: Any) -> int | None:
+    """Local: of an epoch; negative, or None, where it is not known."""
+    return int(data.cardinality()) if isinstance(data, tf.data.Dataset) else getattr(data, "num_batches", None)
 
 
 def _sample(leaf: Any, count: int) -> Any:
@@ -157,8 +163,6 @@ class Handed:
     def watch(self, call: str, data: Any) -> Any:
         """Local: the same data, of which the first batches are looked at when they are read, if it comes in batches."""
         self._streams.pop(call, None)
-        if is_arrays(data):
-            return data
         found = self._streams.setdefault(call, [])
         if isinstance(data, tf.data.Dataset):
             return _watched_dataset(data, found)
@@ -166,7 +170,7 @@ class Handed:
             with kept():
                 found.append(_parts(data[0]))  # as Keras does, too; ranks may read no batch in common
             return data
-        return _watched(data, found) if hasattr(data, "__next__") else data
+        return _watched(data, found) if isinstance(data, GeneratorType) else data
 
     def note_batch(self, call: str, batch: Any) -> None:
         """Collective: compare a batch that all ranks have read."""

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mpitrain.data.portions import count_rows
 from mpitrain.training.exchange import Exchange
 
 
@@ -26,15 +27,16 @@ class LatestStep:
         with tf.device("CPU:0"):
             self._tested = tf.Variable([0, 0], trainable=False, name="test_batches_and_rows_of_the_latest")
 
-    def note_test(self, data: Any) -> None:
-        """Local: a test step begins, or a graph of it is traced."""
-        self._tested.assign([self._tested[0] + 1, tf.shape(first_of(data))[0]])
+    def note_test(self, samples: Any) -> None:
+        """Local: a test step of so many samples begins, or a graph of it is traced."""
+        self._tested.assign([self._tested[0] + 1, samples])
 
     def note_logs(self, logs: Any, data: Any) -> None:
         """Local: what a step returned for `data`, or returns in the graph that is being traced."""
-        rows = first_of(data).shape[:1]
+        counted = count_rows(data)
+        rows = counted if isinstance(counted, int) else None
         shapes = [tf.TensorShape(leaf.shape) for leaf in keras.tree.flatten(logs) if hasattr(leaf, "shape")]
-        self.has_rows = any(shape.rank is None or (shape.rank and shape[0] in (None, rows[0])) for shape in shapes)
+        self.has_rows = any(shape.rank is None or (shape.rank and shape[0] in (None, rows)) for shape in shapes)
 
     def begin_test(self) -> None:
         """Local: an evaluation begins."""
@@ -54,8 +56,3 @@ class LatestStep:
     def samples(self) -> float:
         """Of this rank, behind the numbers of the latest step."""
         return float(self._tested[1].numpy()) if self._tests else self._exchange.latest_samples
-
-
-def first_of(data: Any) -> Any:
-    """Local: the first tensor of a batch."""
-    return next(leaf for leaf in tf.nest.flatten(data) if leaf is not None)

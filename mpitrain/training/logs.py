@@ -83,6 +83,7 @@ class Logs:
         found: Leaves = {}
         for position, path in enumerate(paths):
             told = everyone[everyone[:, position, 0] > 0, position]
+            told = told[told[:, 1] > 0] if (told[:, 1] > 0).any() else told
             same = [metric for metric, equal in zip(results, told[:, 3:].T, strict=True) if len(told) and equal.all()]
             if same:
                 value = metrics[path[0] if path[0] in same else same[0]]

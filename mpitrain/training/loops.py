@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.world import World
-from mpitrain.data.portions import Portion, length
+from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import DataError
 from mpitrain.training.exchange import keep_added_up, keep_sample_count
 from mpitrain.training.handed import Handed
@@ -150,7 +150,7 @@ class DividedBatches:
         except StopIteration:
             self._rows.assign(1.0)
             raise
-        self._rows.assign(float(_rows_of(batch) or 1) if self._counts else 0.0)
+        self._rows.assign(float(int(count_rows(batch)) or 1) if self._counts else 0.0)
         return batch
 
     get_next = __next__
@@ -158,7 +158,7 @@ class DividedBatches:
     def _by_rows(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             # Of fewer rows than ranks every rank takes all: the mean is the same.
-            divided = _rows_of(batch) >= self._portion.size
+            divided = int(count_rows(batch)) >= self._portion.size
             self._counts = divided or self._whole_counts
             yield self._portion.rows_of_batch(batch) if divided else batch
 
@@ -168,12 +168,6 @@ class DividedBatches:
                 yield round_of_all[self._portion.rank]
             else:
                 yield from self._by_rows(iter(round_of_all))
-
-
-def _rows_of(batch: Any) -> int:
-    """Local: 0 for elements that are no batches."""
-    first = keras.tree.flatten(batch)[0]
-    return length(batch) if len(getattr(first, "shape", ())) else 0
 
 
 def _of_the_script(frame: FrameType | None) -> bool:

@@ -19,12 +19,19 @@ def synchronize_before_trace(model: Any, data: Any, world: World) -> None:
 
     Keras builds some models only while it traces the first step, where a variable has no value yet.
     """
+    build(model, data)
     with tf.init_scope():
-        # Custom models without a usable `call` cannot be built here; their optimizers synchronize what
-        # they train at the first update.
-        with contextlib.suppress(Exception):
-            model._symbolic_build(data_batch=data)
         start_alike(model, world)
+
+
+def build(model: Any, data: Any) -> None:
+    """Local: build a model and its metrics, where they are not, before a step is traced.
+
+    Custom models without a usable `call` cannot be built so; their optimizers synchronize what they train at the first
+    update.
+    """
+    with tf.init_scope(), contextlib.suppress(Exception):
+        model._symbolic_build(data_batch=data)
 
 
 def start_alike(model: Any, world: World) -> None:

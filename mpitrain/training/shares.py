@@ -127,6 +127,8 @@ class Step:
         self._counts_rows = True
         self._own_loss, self._shares, self._collectives = own_loss, shares, shares.collectives
         self._samples = tf.cast(current_samples(), tf.float64)
+        # Of a batch that every rank computes one rank's samples count, see `Share`.
+        self._counts = tf.cast(self._samples > 0, tf.float64)
         self._of_all: tuple[Any, tf.Tensor] | None = None
 
     def adds_gradients(self) -> bool:
@@ -229,7 +231,7 @@ class Step:
 
     def _share(self, divisor: Any) -> tf.Tensor:
         """Collective: the factor that makes the weighted mean of terms divided by `divisor` one divided by all."""
-        own = tf.cast(divisor, tf.float64)
+        own = tf.cast(divisor, tf.float64) * self._counts
         total = self._collectives.total(tf.stack([own, self._samples]))
         if self.adds_gradients():
             return tf.math.divide_no_nan(own, total[0])
@@ -252,8 +254,9 @@ class Step:
         given = [y_true, y_pred, sample_weight]
         leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
         tensors = [keras.ops.convert_to_tensor(leaf, dtype=dtype) for leaf in leaves]
-        masks = [mask for mask in map(get_keras_mask, leaves) if mask is not None]
-        found, own = self._collectives.rows([*tensors, *[tf.cast(mask, tf.bool) for mask in masks]], self._ranks)
+        masks = [tf.cast(mask, tf.bool) for mask in map(get_keras_mask, leaves) if mask is not None]
+        kept = tf.shape(tensors[0])[0] * tf.cast(self._counts, tf.int32)
+        found, own = self._collectives.rows([tensor[:kept] for tensor in (*tensors, *masks)], self._ranks)
         of_masks = iter(found[len(leaves) :])
         for leaf, whole in zip(leaves, found, strict=False):
             if get_keras_mask(leaf) is not None:

@@ -10,29 +10,27 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 
 from mpitrain.comm.world import World
-from mpitrain.data.portions import Portion, count_of_batches, is_arrays, length, of_batches, suited, take
+from mpitrain.data.portions import Portion
 from mpitrain.training.batches import STOP, alike, looks_at
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.counting import weigh_scalars
 from mpitrain.training.divided import Division
+from mpitrain.training.division import DataDivision
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.handed import Comparison, Handed
 from mpitrain.training.hooks import hook_of
 from mpitrain.training.loops import OWN, DividedLoops
 from mpitrain.training.names import Names, paths_of
 from mpitrain.training.optimizer import DistributedOptimizer
-from mpitrain.training.shares import LossIs
 
-BATCH_SIZE = 32  # Keras' own default
 Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
 
@@ -65,6 +63,7 @@ class Unmodified:
             self._loops = DividedLoops(
                 world, portion, self._note, lambda: self.training, self._handed, self._loss_is, self._sync_batch_norm
             )
+        self._division = DataDivision(portion, self._note)
         self._how: dict[str, str] = {}  # the data of each call are divided
         self._fits = 0  # under way
         self._applying = 0
@@ -79,6 +78,7 @@ class Unmodified:
         _patch(keras.Model, "predict_on_batch", self._on_whole_batch)
         _patch(keras.optimizers.Optimizer, "apply", self._apply)
         _patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+        weigh_scalars()
         if self._loops is not None:
             self._loops.install()
 
@@ -90,15 +90,14 @@ class Unmodified:
     def _fit(self, fit: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.fit`, on this rank's portion."""
         arguments = _bound(fit, model, args, kwargs)
-        if _knows_ranks(arguments.get("callbacks")):
+        if _knows_ranks(arguments.get("callbacks")) or not model.compiled:  # the latter Keras refuses
             self.trained = True
             return fit(model, **arguments)
         self._handed.check("fit", arguments, model)
         self._watch(arguments)
-        loss_is = self._loss_is_for(arguments["x"])
-        self._divide_training(arguments)
+        self._division.divide_training(model, arguments)
         self._note_model(model)
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, loss_is, training=True)
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, training=True)
         self._begin_training("fit")
         self._silence(arguments)
         with self._fitting(), self._leaving_loops():
@@ -111,13 +110,12 @@ class Unmodified:
         if "_use_cached_eval_dataset" in kwargs:  # by `fit`, which has divided the data
             return evaluate(model, *args, **kwargs)
         arguments = _bound(evaluate, model, args, kwargs)
-        if _knows_ranks(arguments.get("callbacks")):
+        if _knows_ranks(arguments.get("callbacks")) or not model.compiled:
             return evaluate(model, **arguments)
         self._handed.check("evaluate", arguments)
         arguments["x"] = self._handed.watch("evaluate", arguments["x"])
-        loss_is = self._loss_is_for(arguments["x"])
-        self._divide(arguments, "steps", "evaluate")
-        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, loss_is)
+        self._division.divide_evaluation(model, arguments)
+        arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
         self._silence(arguments)
         with self._leaving_loops():
             result = evaluate(model, **arguments)
@@ -146,10 +144,7 @@ class Unmodified:
         self._begin_training("train_on_batch")
         arguments = _bound(train, model, args, kwargs)
         self._handed.check_often("train_on_batch", arguments)
-        loss_is = self._loss_is_for(arguments["x"])
-        if length(arguments["x"]) >= self._world.size:  # else every rank takes the whole batch
-            own = {name: arguments[name] for name in ("x", "y", "sample_weight") if name in arguments}
-            arguments |= {name: self._portion.rows_of_batch(value) for name, value in own.items()}
+        loss_is = self._loss_is if self._division.divide_batch(model, arguments) else None
         return train_on_rows(model, train, arguments, self._world, loss_is, self._sync_batch_norm)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,61 +162,7 @@ class Unmodified:
         self._begin_training(OWN)
         return DistributedOptimizer(optimizer, world=self._world).apply(*args, **kwargs)
 
-    def _divide_training(self, arguments: Arguments) -> None:
-        """Local: `fit`'s data becomes this rank's; validation data is held out before."""
-        if arguments.get("validation_split") and arguments.get("validation_data") is None:
-            _hold_out(arguments)
-        batch_size = arguments.get("batch_size")
-        self._divide(arguments, "steps_per_epoch", "fit")
-        validation = arguments.get("validation_data")
-        if validation is not None:
-            names = ("x", "y", "sample_weight")
-            parts = validation if isinstance(validation, tuple | list) else (validation,)
-            own: Arguments = dict(zip(names, parts, strict=False))
-            own["batch_size"] = arguments.get("validation_batch_size") or batch_size
-            own["steps"] = arguments.get("validation_steps")
-            self._divide(own, "steps", "validation")
-            arguments["validation_batch_size"], arguments["validation_steps"] = own["batch_size"], own["steps"]
-            values = tuple(own[name] for name in names if name in own)
-            arguments["validation_data"] = values if isinstance(validation, tuple | list) else values[0]
-
-    def _divide(self, arguments: Arguments, steps: str, call: str) -> None:
-        """Local: replace data, batch size and number of steps by this rank's."""
-        x, portion = arguments.get("x"), self._portion
-        if is_arrays(x):
-            if length(x) < portion.size:
-                self._note("data", f"{call}: fewer samples than ranks, so every rank takes all of them")
-                return
-            batches: int | None = math.ceil(length(x) / self._divide_arrays(arguments, call))
-        else:
-            portion = suited(portion, x, evaluating=call != "fit")
-            arguments["x"] = of_batches(x, portion)
-            batches = count_of_batches(x)
-            part = "its rows of each" if portion.batch_is_global else f"every {portion.size}th"
-            self._note("data", f"{call}: every rank reads all of the {type(x).__name__}, and takes {part} batch")
-        if arguments.get(steps) and batches is not None and not portion.batch_is_global:
-            arguments[steps] = math.ceil(arguments[steps] / portion.size)
-
-    def _divide_arrays(self, arguments: Arguments, call: str) -> int:
-        """Local: this rank's rows; the batch size that the script asked for."""
-        portion, x = self._portion, arguments["x"]
-        batch_size: int = arguments.get("batch_size") or BATCH_SIZE
-        if call == "fit":
-            rows = portion.rows(length(x), batch_size)
-            arguments["batch_size"] = portion.batch_size(batch_size)
-            whose = "of all ranks" if portion.batch_is_global else f"per rank, {portion.size} times as much in all"
-            self._note("data", f"fit: arrays are divided by rows; batch size {batch_size} is {whose}")
-        else:  # where batches do not change the numbers
-            rows = np.arange(portion.rank, length(x), portion.size)
-            self._note("data", f"{call}: arrays are divided by rows")
-        arguments |= {name: take(arguments[name], rows) for name in ("x", "y", "sample_weight") if name in arguments}
-        return batch_size
-
-    def _loss_is_for(self, x: Any) -> LossIs | None:
-        """Local: how losses are divided; None where every rank takes all samples."""
-        return None if is_arrays(x) and length(x) < self._portion.size else self._loss_is
-
-    def _with_data_parallel(self, callbacks: Any, model: Any, loss_is: LossIs | None, training: bool = False) -> Any:
+    def _with_data_parallel(self, callbacks: Any, model: Any, training: bool = False) -> Any:
         """Local: the callbacks, behind the one that makes the rest of Keras data-parallel."""
         made = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
         given = [] if made is None else keras.tree.flatten(made)
@@ -230,7 +171,7 @@ class Unmodified:
         own = [Comparison(self._handed, self._world)] if training else []
         if training and self._names.compare(paths_of(given)):
             self._note("files", "ranks name files of callbacks differently; the first rank of each name writes it")
-        parallel = DataParallel(world=self._world, loss_is=loss_is, sync_batch_norm=self._sync_batch_norm)
+        parallel = DataParallel(world=self._world, loss_is=self._loss_is, sync_batch_norm=self._sync_batch_norm)
         every = [parallel, *own, *alike(self._world, given)]
         if made is callbacks:
             return every
@@ -320,12 +261,3 @@ def _bound(function: Callable[..., Any], model: Any, args: tuple[Any, ...], kwar
 def _knows_ranks(callbacks: Any) -> bool:
     given = getattr(callbacks, "callbacks", callbacks) or []
     return any(isinstance(one, DataParallel) for one in (given if isinstance(given, list | tuple) else [given]))
-
-
-def _hold_out(arguments: Arguments) -> None:
-    """Local: the last part of the arrays becomes validation data, as Keras does it."""
-    count = length(arguments["x"])
-    kept = math.floor(count * (1.0 - arguments.pop("validation_split")))
-    names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
-    arguments["validation_data"] = tuple(take(arguments[name], slice(kept, count)) for name in names)
-    arguments |= {name: take(arguments[name], slice(0, kept)) for name in names}

@@ -1,144 +1,180 @@
-"""Each rank's portion of what a script gives to Keras: together all of it, in the steps of one rank."""
+"""Each rank's share of a batch, and of all that Keras reads: together all of it, in the steps of one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.data.portions import Portion, PyDatasetPortion, is_arrays, length, of_batches, suited, take
+from mpitrain.data.adapters import Divided, Way, adapter_of
+from mpitrain.data.portions import Portion, Share, count_rows
 from mpitrain.errors import DataError
 
-SIZES = [1, 2, 3, 4, 7]
+ROWS, BATCH = 21, 5  # the last batch has fewer rows than there are ranks
+X = np.arange(ROWS * 2.0, dtype="float32").reshape(ROWS, 2)
 
 
-@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5), st.booleans())
-def test_steps_of_all_ranks_are_those_of_one(count: int, batch_size: int, size: int, is_global: bool) -> None:
-    if is_global and batch_size < size:
-        batch_size += size
-    shares = [Portion(rank, size, is_global) for rank in range(size)]
-    rows = [portion.rows(count, batch_size) for portion in shares]
-    sizes = [portion.batch_size(batch_size) for portion in shares]
-    whole = batch_size if is_global else batch_size * size
-    assert sum(sizes) == whole
-    for step, start in enumerate(range(0, count, whole)):
-        own = [rows[rank][step * sizes[rank] : (step + 1) * sizes[rank]] for rank in range(size)]
-        assert sorted(np.concatenate(own)) == list(range(start, min(start + whole, count)))
+def rows_of(leaf: Any) -> list[list[float]]:
+    """The rows of an array, a tensor of any kind, or a table, as lists."""
+    if isinstance(leaf, tf.SparseTensor):
+        leaf = tf.sparse.to_dense(tf.sparse.reorder(leaf))
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.to_list()  # type: ignore[no-any-return]
+    return np.asarray(leaf.toarray() if hasattr(leaf, "toarray") else leaf).tolist()  # type: ignore[no-any-return]
 
 
-def test_a_global_batch_smaller_than_the_job_is_refused() -> None:
-    with pytest.raises(DataError, match="global batch of 2 cannot be divided among 3 ranks"):
-        Portion(0, 3, True).batch_size(2)
+PARTS: dict[str, Callable[[np.ndarray], Any]] = {
+    "array": lambda x: x,
+    "tensor": tf.constant,
+    "sparse tensor": tf.sparse.from_dense,
+    "ragged tensor": tf.RaggedTensor.from_tensor,
+    "sparse matrix": scipy.sparse.coo_matrix,
+}
 
 
-class Table:
-    """Stands for a pandas table as far as it is used."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.shape = values, values.shape
-
-    @property
-    def iloc(self) -> Any:
-        return self.values
-
-
-def test_rows_are_taken_of_arrays_tensors_and_tables() -> None:
-    x = np.arange(10)
-    rows = np.array([1, 4])
-    nest = {"a": x, "b": (tf.constant(x), None, Table(x))}
-    own = take(nest, rows)
-    assert own["a"].tolist() == [1, 4]
-    assert own["b"][0].numpy().tolist() == [1, 4]
-    assert own["b"][1] is None
-    assert own["b"][2].tolist() == [1, 4]
-    assert take(tf.constant(x), slice(8, None)).numpy().tolist() == [8, 9]
-    assert length(nest) == 10
+@pytest.mark.parametrize("kind", PARTS)
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 9), st.integers(1, 5), st.booleans())
+def test_shares_are_the_whole_batch(kind: str, count: int, size: int, whole: bool) -> None:
+    batch = {"x": PARTS[kind](X[1 : count + 1]), "scale": 2.0, "none": None}
+    shares = [Portion(rank, size).share(batch, whole=whole) for rank in range(size)]
+    assert [share.total for share in shares] == [count] * size
+    assert all(share.data["scale"] == 2.0 and share.data["none"] is None for share in shares)
+    rows = [rows_of(share.data["x"]) for share in shares]
+    if count >= size and not whole:
+        assert [share.counted for share in shares] == [()] * size
+        assert [row for step in range(count) for own in rows for row in own[step : step + 1]] == X[
+            1 : count + 1
+        ].tolist()
+    else:
+        assert rows == [X[1 : count + 1].tolist()] * size
+        assert [bool(share.counted) for share in shares] == [rank == 0 for rank in range(size)]
 
 
-def test_arrays_are_told_from_batches() -> None:
-    assert is_arrays({"a": np.zeros(3), "b": tf.zeros((3, 1))})
-    assert not is_arrays(tf.data.Dataset.range(3))
-    assert not is_arrays(iter([np.zeros(3)]))
-    assert not is_arrays(None)
+def test_rows_are_counted() -> None:
+    assert count_rows((2.0, tf.ones((3, 1)))) == 3
+    assert count_rows((2.0, None)) == 0
 
+    @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None, 2])])
+    def counts(unknown: Any, known: Any) -> Any:
+        return count_rows(unknown), count_rows({"first": 1.0, "second": known})
 
-def batches(count: int = 23, batch: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [
-        (np.arange(i, min(i + batch, count)), np.arange(i, min(i + batch, count)) * 2) for i in range(0, count, batch)
-    ]
+    assert [int(count) for count in counts(tf.ones((4, 1)), tf.ones((5, 2)))] == [4, 5]
 
 
 class Whole(keras.utils.PyDataset):
-    """The batches above."""
+    """Batches of X."""
 
     def __len__(self) -> int:
-        return len(batches())
+        return math.ceil(ROWS / BATCH)
 
     def __getitem__(self, index: int) -> Any:
-        return batches()[index]
-
-
-def dataset() -> tf.data.Dataset:
-    x = np.arange(23)
-    return tf.data.Dataset.from_tensor_slices((x, x * 2)).batch(5)
+        return X[index * BATCH : (index + 1) * BATCH], X[index * BATCH : (index + 1) * BATCH] * 2
 
 
 def generator() -> Iterator[Any]:
-    yield from batches()
+    for index in range(len(Whole())):
+        yield Whole()[index]
 
 
-KINDS: dict[str, Any] = {"dataset": dataset, "PyDataset": Whole, "generator": generator}
+def sparse() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(X), X * 2)).batch(BATCH)
 
 
-def seen(data: Any) -> list[list[int]]:
-    """The first component of each batch."""
-    if isinstance(data, PyDatasetPortion):
-        found = [data[index] for index in range(data.num_batches or 0)]
-    else:
-        found = list(data)
-    assert all((np.asarray(x) * 2 == np.asarray(y)).all() for x, y in found)
-    return [np.asarray(x).tolist() for x, _ in found]
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": X, "y": X * 2, "batch_size": BATCH, "shuffle": True},
+    "arrays in batches": lambda: {"x": X, "y": X * 2, "batch_size": BATCH, "shuffle": "batch"},
+    "sparse tensors": lambda: {"x": tf.sparse.from_dense(X), "y": X * 2, "batch_size": BATCH},
+    "sparse matrices": lambda: {"x": scipy.sparse.csr_matrix(X), "y": X * 2, "batch_size": BATCH, "shuffle": True},
+    "ragged tensors": lambda: {"x": tf.RaggedTensor.from_tensor(X), "y": X * 2, "batch_size": BATCH},
+    "dataset": lambda: {"x": tf.data.Dataset.from_tensor_slices((X, X * 2)).shuffle(9, seed=2).batch(BATCH)},
+    "dataset of sparse tensors": lambda: {"x": sparse()},
+    "PyDataset": lambda: {"x": Whole(), "shuffle": True},
+    "PyDataset with workers": lambda: {"x": Whole(workers=2), "shuffle": True},
+    "generator": lambda: {"x": generator()},
+}
 
 
-@pytest.mark.parametrize("size", SIZES)
+def read(adapter: Any, epochs: int) -> list[list[Any]]:
+    """The batches of some epochs, as `fit` reads them."""
+    dataset, found = adapter.get_tf_dataset(), []
+    for _ in range(epochs):
+        adapter.on_epoch_begin()
+        found += [list(dataset)]
+        adapter.on_epoch_end()
+    return found
+
+
+def seeded(make: Callable[[], Any], epochs: int) -> tuple[Any, Any]:
+    keras.utils.set_random_seed(4)
+    return read(make(), epochs), random.getstate()
+
+
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_dealt_out_one_by_one(kind: str, size: int) -> None:
-    whole = [x.tolist() for x, _ in batches()]
-    for rank in range(size):
-        assert seen(of_batches(KINDS[kind](), Portion(rank, size))) == whole[rank::size]
+def test_batches_are_those_of_one_process_in_its_order(kind: str, size: int) -> None:
+    epochs = 1 if kind == "generator" else 2
+    expected, state = seeded(lambda: adapter_of(**KINDS[kind]()), epochs)
+    ways: tuple[Way, ...] = ("rows", "batches", "whole")
+    for way, rank in itertools.product(ways, range(size)):
+        make = functools.partial(Divided, portion=Portion(rank, size), way=way)
+        found, after = seeded(lambda make=make: make(adapter_of(**KINDS[kind]())), epochs)  # type: ignore[misc]
+        assert after == state, "Python's own random numbers are drawn alike"
+        for own, all_of_them in zip(found, expected, strict=True):
+            check(own, all_of_them, way, rank, size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_global_batches_are_divided_by_rows(kind: str, size: int) -> None:
-    if kind == "PyDataset" and size == 4:  # the last batch has three rows
-        with pytest.raises(DataError, match="batch 4 has fewer rows than the 4 ranks"):
-            seen(of_batches(Whole(), Portion(3, 4, True)))
-        return
-    for rank in range(size):
-        expected = [x[rank::size].tolist() for x, _ in batches()]
-        assert seen(of_batches(KINDS[kind](), Portion(rank, size, True))) == [rows for rows in expected if rows]
+def check(own: list[Any], expected: list[Any], way: Way, rank: int, size: int) -> None:
+    if way == "batches":
+        expected = expected[rank::size]
+    assert len(own) == len(expected)
+    for found, (x, y) in zip(own, expected, strict=True):
+        divides = way == "rows" and len(y) >= size
+        rows = slice(rank, None, size) if divides else slice(None)
+        if way != "batches":
+            assert isinstance(found, Share)
+            assert int(found.total) == len(y)
+            assert (found.counted == () or bool(found.counted)) == (divides or rank == 0)
+        data = found.data if isinstance(found, Share) else found
+        assert rows_of(data[0]) == rows_of(x)[rows]
+        assert rows_of(data[1]) == rows_of(y)[rows]
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "generator"])
-def test_fewer_batches_than_ranks_are_divided_by_rows(kind: str) -> None:
-    five_batches = KINDS[kind]()
-    assert suited(Portion(2, 6), five_batches, evaluating=False).batch_is_global
-    assert suited(Portion(2, 5), five_batches, evaluating=True) == Portion(2, 5)
+@pytest.mark.parametrize(("way", "counts"), [("rows", [5, 5]), ("whole", [5, 5]), ("batches", [3, 2])])
+def test_the_number_of_batches_is_known(way: Way, counts: list[int]) -> None:
+    for kind in ("arrays", "dataset", "PyDataset"):
+        divided = [Divided(adapter_of(**KINDS[kind]()), Portion(rank, 2), way) for rank in range(2)]
+        assert [one.num_batches for one in divided] == counts
+    assert Divided(adapter_of(**KINDS["generator"]()), Portion(0, 2), way).num_batches is None
 
 
-def test_data_of_unknown_length_is_evaluated_by_rows() -> None:
-    unknown = tf.data.Dataset.range(9).batch(3).filter(lambda batch: True)
-    assert suited(Portion(0, 2), unknown, evaluating=True).batch_is_global
-    assert not suited(Portion(0, 2), unknown, evaluating=False).batch_is_global
+def test_an_element_of_one_part_stays_one() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(((X, X),)).batch(4)
+    share = next(iter(Divided(adapter_of(x=dataset), Portion(0, 2), "rows").get_tf_dataset()))
+    assert len(share.data) == 1
+    assert len(share.data[0]) == 2
+
+
+def test_what_keras_does_not_take_it_refuses_itself() -> None:
+    with pytest.raises(ValueError, match="Unrecognized data type"):
+        adapter_of(x=3)
+    with pytest.raises(ValueError, match="cardinality"):
+        adapter_of(x=X, y=X[1:])
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(DataError, match="int cannot be divided among ranks"):
-        of_batches(3, Portion(0, 2))
+    dataset = tf.data.Dataset.range(4).batch(2)
+    distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(dataset)
+    with pytest.raises(DataError, match="DistributedDataset cannot be divided among ranks: give arrays"):
+        adapter_of(x=distributed)

@@ -1,0 +1,183 @@
+"""What Keras makes of a script's data, divided among the ranks.
+
+Keras itself reads the data, in the order and the number of batches of one process, and refuses what it does not take;
+what is divided is what comes out. Keras' adapters are what `fit` and `evaluate` take instead of data.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers import data_adapters  # no public name leads to these
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+from mpitrain.data.portions import Portion, Share
+from mpitrain.data.sharding import share_count
+from mpitrain.errors import DataError
+
+# Each rank takes its rows of each batch, every Nth batch, or computes each whole batch.
+Way = Literal["rows", "batches", "whole"]
+hold_out = array_slicing.train_validation_split
+
+
+def adapter_of(**arguments: Any) -> DataAdapter:
+    """Local: what Keras reads the data with.
+
+    Args:
+        arguments: those of `fit` and `evaluate` that concern data; `steps_per_epoch` among them.
+
+    Raises:
+        DataError: nobody can divide it.
+        Exception: Keras does not take it.
+    """
+    adapter = data_adapters.get_data_adapter(**arguments)
+    readable = isinstance(adapter, ArrayDataAdapter | PyDatasetAdapter | GeneratorDataAdapter | TFDatasetAdapter)
+    dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+    if not readable or not isinstance(dataset, tf.data.Dataset | None):
+        raise DataError(
+            f"data of type {type(arguments['x']).__name__} cannot be divided among ranks: give arrays, a "
+            "tf.data.Dataset, a keras.utils.PyDataset or a generator"
+        )
+    return adapter
+
+
+class Divided(DataAdapter):
+    """One rank's part of what Keras reads with another adapter.
+
+    Args:
+        whole: reads the script's data.
+        portion: of which rank.
+        way: how it is divided.
+    """
+
+    def __init__(self, whole: DataAdapter, portion: Portion, way: Way) -> None:
+        self._portion, self._way, self._dealt = portion, way, way == "batches"
+        if self._dealt and isinstance(whole, PyDatasetAdapter):
+            whole, self._dealt = _DealtPyDataset(whole, portion), False
+        self._whole = whole
+
+    def get_tf_dataset(self) -> tf.data.Dataset:
+        """Local: this rank's batches, or its `Share` of each."""
+        if isinstance(self._whole, ArrayDataAdapter):
+            return self._of_arrays(self._whole)
+        dataset = self._whole.get_tf_dataset()
+        if self._way == "batches":
+            return dataset.shard(self._portion.size, self._portion.rank) if self._dealt else dataset
+        unpacks = type(dataset.element_spec) is tuple
+        return dataset.map(lambda *batch: self._share(batch if unpacks else batch[0]))
+
+    def _share(self, batch: Any, enough: bool = False) -> Share:
+        return self._portion.share(batch, enough=enough, whole=self._way == "whole")
+
+    def _of_arrays(self, whole: ArrayDataAdapter) -> tf.data.Dataset:
+        """Local: Keras' order of all samples, of which only this rank's rows are read."""
+        size, last = whole.batch_size, whole.partial_batch_size or whole.batch_size
+        order = ArrayDataAdapter(np.arange(whole._num_samples), batch_size=size, shuffle=whole._shuffle)
+        positions = order.get_tf_dataset()
+        if self._way == "batches":
+            positions = positions.shard(self._portion.size, self._portion.rank)
+        else:
+            enough = min(size, last) >= self._portion.size and self._way == "rows"
+            positions = positions.map(lambda batch: self._share(batch, enough))
+        arrays = array_slicing.convert_to_sliceable(whole._inputs, target_backend="tensorflow")
+        arrays = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
+
+        def gathered(positions: Any, arrays: Any) -> Any:
+            if isinstance(positions, Share):
+                return positions._replace(data=_gather(arrays, positions.data))
+            return _gather(arrays, positions)
+
+        batches = tf.data.Dataset.zip(positions, arrays).map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
+        return batches.prefetch(tf.data.AUTOTUNE)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Local: this rank's batches of an epoch; None where Keras cannot tell."""
+        count: int | None = self._whole.num_batches
+        if count is None or not self._dealt:
+            return count
+        return share_count(count, self._portion.rank, self._portion.size)
+
+    def on_epoch_begin(self) -> None:
+        """Local: as the script's own."""
+        self._whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Local: as the script's own."""
+        self._whole.on_epoch_end()
+
+
+def _gather(arrays: Any, positions: tf.Tensor) -> Any:
+    """Local: those rows of what Keras has made of arrays for TensorFlow; None stays None."""
+
+    def rows(leaf: Any) -> Any:
+        if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(leaf, positions)
+        return tf.gather(leaf, positions) if tf.is_tensor(leaf) else None  # None: Keras goes on with what it holds
+
+    return keras.tree.traverse(rows, arrays)
+
+
+class _DealtPyDataset(PyDatasetAdapter):
+    """Makes every Nth batch of a `PyDataset`, and no other. All ranks draw the same order, that of one process.
+
+    Args:
+        whole: reads all of it.
+        portion: of which rank.
+    """
+
+    def __init__(self, whole: PyDatasetAdapter, portion: Portion) -> None:
+        self._shuffled = whole.shuffle
+        super().__init__(_Dealt(whole.py_dataset, portion), class_weight=whole.class_weight)
+
+    def on_epoch_begin(self) -> None:
+        """Local: where workers read ahead, a pass begins with the epoch."""
+        if self.enqueuer is not None and not self.enqueuer.is_running():
+            self.py_dataset.begin(self._shuffled)
+        super().on_epoch_begin()
+
+    def _get_iterator(self) -> Iterator[Any]:
+        if self.enqueuer is None:  # else it has begun already
+            self.py_dataset.begin(self._shuffled)
+        iterator: Iterator[Any] = super()._get_iterator()
+        return iterator
+
+
+class _Dealt(keras.utils.PyDataset):
+    def __init__(self, whole: Any, portion: Portion) -> None:
+        super().__init__(
+            workers=whole.workers, use_multiprocessing=whole.use_multiprocessing, max_queue_size=whole.max_queue_size
+        )
+        self._whole, self._portion = whole, portion
+        self._order: list[int] | None = None
+
+    def begin(self, shuffled: bool) -> None:
+        count = self._whole.num_batches
+        self._order = None if count is None else list(range(count))
+        if shuffled and self._order is not None:
+            random.shuffle(self._order)
+
+    def __getitem__(self, index: int) -> Any:
+        position = index * self._portion.size + self._portion.rank
+        return self._whole[position if self._order is None else self._order[position]]
+
+    @property
+    def num_batches(self) -> int | None:
+        count: int | None = self._whole.num_batches
+        return None if count is None else share_count(count, self._portion.rank, self._portion.size)
+
+    def on_epoch_begin(self) -> None:
+        self._whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._whole.on_epoch_end()

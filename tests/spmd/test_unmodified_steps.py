@@ -1,0 +1,181 @@
+"""`fit` and `evaluate` of a script that knows nothing of ranks: after each epoch all is as in one process."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpitrain.training.divided import Division
+from mpitrain.training.names import Names
+from mpitrain.training.unmodified import Unmodified
+from tests.spmd.truth import WORLD
+
+ROWS, BATCH, EPOCHS = 21, 5, 3  # the last batch has one row, fewer than there are ranks
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(ROWS, 3))
+Y = X.sum(axis=1, keepdims=True) + RNG.normal(size=(ROWS, 1))
+W = RNG.uniform(0.5, 2.0, size=ROWS)
+Results = dict[str, Any]
+pytestmark = [
+    pytest.mark.skipif(WORLD.size not in (2, 3), reason="one rank runs a script as it is; more show nothing more"),
+    pytest.mark.usefixtures("double_precision"),
+]
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Makes Keras data-parallel for the rest of a test."""
+    for owner, names in (
+        (keras.Model, "fit evaluate predict train_on_batch test_on_batch predict_on_batch"),
+        (keras.optimizers.Optimizer, "apply"),
+        (keras.optimizers.LossScaleOptimizer, "apply"),
+        (keras.metrics.Mean, "update_state"),
+        (keras.metrics.Sum, "update_state"),
+    ):
+        for name in names.split():
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+
+    def install(batch_is_global: bool = True) -> None:
+        Unmodified(
+            WORLD,
+            Division(batch_is_global, loss_is="whole" if batch_is_global else "mean"),
+            lambda part, text: None,
+            Names(WORLD),
+        ).install()
+
+    return install
+
+
+class OwnSteps(keras.Model):
+    """Steps as scripts write them: trackers of numbers, a number that no metric has, a count of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.mean, self.sum = keras.metrics.Mean(name="mean"), keras.metrics.Sum(name="sum")
+        self.auc = keras.metrics.AUC(name="auc", num_thresholds=5)
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, dtype="int64", name="steps")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.mean, self.sum, self.auc]
+
+    def _loss(self, data: Any) -> Any:
+        x, y, *_ = data
+        loss = tf.reduce_mean((self(x) - y) ** 2)
+        return loss, keras.ops.cast(y > 0, "float64"), keras.ops.sigmoid(self(x))
+
+    def _logs(self, loss: Any, labels: Any, outputs: Any) -> dict[str, Any]:
+        self.mean.update_state(loss)
+        self.sum.update_state(loss)
+        self.auc.update_state(labels, outputs)
+        return {"mean": self.mean.result(), "sum": self.sum.result(), "auc": self.auc.result(), "last": loss}
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss, labels, outputs = self._loss(data)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.steps.assign_add(1)
+        return self._logs(loss, labels, outputs)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return self._logs(*self._loss(data))
+
+
+class Seen(keras.callbacks.Callback):
+    """What a callback sees; not at batches, which would make it another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        steps = [int(v) for v in self.model.non_trainable_variables if v.dtype == "int64"]
+        self.rows.append([int(self.model.optimizer.iterations), *steps, self.params["steps"], random.getstate()[1][-1]])
+
+
+class Batches(keras.utils.PyDataset):
+    """All batches."""
+
+    def __len__(self) -> int:
+        return math.ceil(ROWS / BATCH)
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return X[rows], Y[rows]
+
+
+def generated() -> Iterator[Any]:
+    while True:
+        for index in range(len(Batches())):
+            yield Batches()[index]
+
+
+def pairs() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def shuffled() -> tf.data.Dataset:
+    return pairs().shuffle(ROWS, seed=3).batch(BATCH)
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH},
+    "arrays of steps": lambda: {"x": X, "y": Y, "steps_per_epoch": 4, "validation_split": 0.3},
+    "arrays, one row a batch": lambda: {"x": X[:7], "y": Y[:7], "batch_size": 1},
+    "dataset": lambda: {"x": shuffled(), "validation_data": pairs().batch(4), "validation_steps": 3},
+    "dataset of unknown length": lambda: {"x": shuffled().filter(lambda x, y: True)},
+    "dataset without end": lambda: {"x": shuffled().repeat(), "steps_per_epoch": 4},
+    "PyDataset": lambda: {"x": Batches(), "validation_data": Batches()},
+    "PyDataset with workers": lambda: {"x": Batches(workers=2)},
+    "generator": lambda: {
+        "x": generated(),
+        "steps_per_epoch": 4,
+        "validation_data": (X, Y),
+        "validation_batch_size": 4,
+    },
+}
+
+
+def trained(make: Callable[[], dict[str, Any]], model: Any = None, **compiled: Any) -> Results:
+    keras.utils.set_random_seed(11)
+    model = OwnSteps() if model is None else model()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    model.compile(keras.optimizers.Adam(schedule), **compiled)
+    seen = Seen()
+    history = model.fit(**make(), epochs=EPOCHS, verbose=0, callbacks=[seen]).history
+    weights = [weight.numpy().tolist() for weight in model.trainable_weights]
+    return {"seen": seen.rows, "history": history, "weights": weights}
+
+
+def same(found: Any, expected: Any) -> None:
+    assert found["seen"] == expected["seen"]
+    assert found["history"].keys() == expected["history"].keys()
+    for name, values in expected["history"].items():
+        np.testing.assert_allclose(found["history"][name], values, rtol=1e-12, err_msg=name)
+    for one, other in zip(found["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_are_those_of_one_process(divided: Any, kind: str) -> None:
+    expected = trained(KINDS[kind])
+    divided()
+    same(trained(KINDS[kind]), expected)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "dataset of unknown length"])
+def test_several_steps_at_once_are_those_of_one_process(divided: Any, kind: str) -> None:
+    expected = trained(KINDS[kind], steps_per_execution=2)
+    divided()
+    same(trained(KINDS[kind], steps_per_execution=2), expected)
