@@ -151,8 +151,9 @@ class DataDivision:
                 text += f"; batch size {each} is {whose}"
             self.note("data", text)
         else:
+            kind = "tf.data.Dataset" if isinstance(adapter, TFDatasetAdapter) else type(given["x"]).__name__
             part = "its rows of each" if way == "rows" else f"every {portion.size}th"
-            self.note("data", f"{call}: every rank reads all of the {type(given['x']).__name__}, takes {part} batch")
+            self.note("data", f"{call}: every rank reads all of the {kind}, and takes {part} batch")
 
 
 def _stateful(model: Any) -> str:
