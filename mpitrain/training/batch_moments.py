@@ -44,9 +44,8 @@ def moments(
     count, own_mean, squares = (tf.cast(part, tf.float64) for part in (count, own_mean, squares))
     parts = tf.stack([count * own_mean, squares + count * tf.square(own_mean), count])
     weight = tf.cast(weight, tf.float64)
-    parts *= tf.cast(
-        tf.cast(current_samples(), tf.float64) > 0, tf.float64
-    )  # nothing where another rank computes, and counts, the same rows
+    # Nothing where another rank computes, and counts, the same rows.
+    parts *= tf.cast(tf.cast(current_samples(), tf.float64) > 0, tf.float64)
     total, total_squares, total_count = tf.unstack(collectives.weighted_total(parts, weight))
     divisor = total_count + epsilon
     mean = tf.math.divide_no_nan(total, divisor)
