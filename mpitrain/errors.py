@@ -6,6 +6,17 @@ A message says what happened, on which ranks, what was expected, and how to mend
 
 from __future__ import annotations
 
+import re
+import textwrap
+import traceback
+from pathlib import Path
+
+LONGEST = 300  # characters of what another library says, within a sentence of ours
+# What Keras and TensorFlow put into messages for terminals, and for themselves.
+ORNAMENTS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\{\{[^{}]*\}\}|\[Op:[^\]]*\](?: name:\s*)?")
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+PACKAGE = str(Path(__file__).parent)
+
 
 class MpitrainError(Exception):
     """Base of all errors raised by mpitrain."""
@@ -75,3 +86,22 @@ class NonFiniteError(MpitrainError):
 
 class ReplicaError(MpitrainError):
     """Variables that must be identical on all ranks differ."""
+
+
+def in_one_line(failure: BaseException) -> str:
+    """Local: what an exception of somebody else's says, to stand within a sentence; long ones end with `...`."""
+    words = ORNAMENTS.sub(" ", str(failure))
+    text = textwrap.shorten(words, LONGEST, placeholder=" ...") if " " in words.strip()[:LONGEST] else words[:LONGEST]
+    return text.strip() or type(failure).__name__
+
+
+def own_lines(failure: BaseException) -> str:
+    """Local: the traceback of an exception in code of the user's, without the lines of this package that called it."""
+    told = traceback.TracebackException.from_exception(failure)
+    while told.stack and (told.stack[0].filename.startswith((PACKAGE, "<frozen importlib")) or _imports(told.stack[0])):
+        del told.stack[0]
+    return COLOURS.sub("", "".join(told.format())).rstrip()
+
+
+def _imports(frame: traceback.FrameSummary) -> bool:
+    return Path(frame.filename).parent.name == "importlib"

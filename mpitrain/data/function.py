@@ -16,7 +16,7 @@ import tensorflow as tf
 from mpitrain.data.labels import Array, Task, as_labels
 from mpitrain.data.sharding import EpochSeeds, Indices, hold_out, known_count, shard, share_count, shuffled
 from mpitrain.data.source import DataSource, Meaning, Preprocessing, Share, enough_for_all_ranks
-from mpitrain.errors import DataError, UsageError
+from mpitrain.errors import DataError, UsageError, in_one_line, own_lines
 
 SHUFFLE_BUFFER = 10_000
 COMPARED = 32
@@ -39,6 +39,7 @@ def resolve(spec: str, error: type[UsageError]) -> Callable[..., Any]:
     except Exception as failure:  # whatever the user's module raises
         raise error(
             f"module {module_name!r} cannot be imported ({_said(failure)}): check its name and its imports"
+            f"{_where(failure)}"
         ) from failure
     finally:
         sys.path.pop(0)
@@ -56,7 +57,7 @@ def call(function: Callable[..., Any], spec: str, error: type[UsageError], **arg
     try:
         return function(**arguments)
     except Exception as failure:
-        raise error(f"{spec} failed ({_said(failure)}): call it alone in Python to see where") from failure
+        raise error(f"{spec} failed ({_said(failure)}){_where(failure)}") from failure
 
 
 def load_function(spec: str, share: Share, task: Task, num_classes: int | None) -> DataSource:
@@ -136,7 +137,13 @@ class _Counted:
 
 
 def _said(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
+    return f"{type(failure).__name__}: {in_one_line(failure)}"
+
+
+def _where(failure: BaseException) -> str:
+    """Where in the user's code, where it was that."""
+    lines = own_lines(failure)
+    return f"\n{lines}" if "  File " in lines else ""
 
 
 def _as_input(value: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import keras
 from mpitrain.data.function import call, resolve
 from mpitrain.data.pictures import ANTIALIAS
 from mpitrain.data.source import Preprocessing
-from mpitrain.errors import ModelError
+from mpitrain.errors import ModelError, in_one_line
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 KINDS = "cnn, mlp, a name from keras.applications, a saved .keras file, or package.module:function"
@@ -108,7 +108,7 @@ def _saved(spec: str) -> keras.Model:
     try:
         return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras has no common class for what can be wrong with a file
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         raise ModelError(
             f"{spec} cannot be loaded as a Keras model ({reason}): save it again with model.save, or build "
             "it in a function "
@@ -196,7 +196,7 @@ def _application(spec: str, beginning: Beginning, units: int, classify: bool) ->
             hidden = keras.layers.Rescaling(255.0)(hidden)  # it divides by 255 itself
         model = maker(input_tensor=hidden, **options)
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         raise ModelError(
             f"{spec} cannot be built for samples of shape {shape} ({reason}): use cnn, or other images"
         ) from error

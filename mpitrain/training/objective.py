@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from mpitrain.data.source import DataSource
-from mpitrain.errors import ModelError, UsageError
+from mpitrain.errors import ModelError, UsageError, in_one_line
 
 Kind = Literal["probabilities", "logits", "binary probability", "binary logit", "regression"]
 
@@ -87,7 +87,7 @@ def check_compiled(model: keras.Model, source: DataSource) -> None:
     try:
         model.compute_loss(x=None, y=labels, y_pred=keras.ops.convert_to_tensor(output), training=False)
     except Exception as error:  # of Keras, or of the user's loss
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         what = "values" if source.num_classes is None else "class numbers, one a sample"
         raise ModelError(
             f"the loss that the model is compiled with does not take labels that are {what} ({reason}): compile it "
@@ -125,7 +125,7 @@ def _output(model: keras.Model, source: DataSource) -> np.ndarray[Any, Any]:
     try:
         output = model(sample, training=False)
     except Exception as error:  # ValueError, InvalidArgumentError, or anything from the user's layers
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error)
         raise ModelError(
             f"the model does not take samples of shape {source.input_shape} ({reason}): "
             "give it such an input, or other data"

@@ -135,8 +135,9 @@ def test_datasets_of_unknown_length_are_counted(module: str) -> None:
 def test_functions_refused(module: str, name: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         read(f"{module}:{name}")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    sentence, *trace = str(caught.value).splitlines()
+    assert message in sentence
+    assert trace[:1] in ([], ["Traceback (most recent call last):"])  # where the function itself has raised
 
 
 @pytest.mark.parametrize("spec", ["broken_module:plain", "no_such_module:plain"])
