@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -117,6 +118,11 @@ def slots_of(optimizer: Any, chosen: Callable[[Any], bool]) -> list[Any]:
     return [found[index] for found in lists for index in positions]
 
 
+def _no_samples() -> tf.Variable:
+    with tf.device("CPU:0"):
+        return tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+
 class _Hook(Hook):
     """Gradients become the mean over all ranks."""
 
@@ -136,8 +142,9 @@ class _Hook(Hook):
         if hasattr(optimizer, "inner_optimizer"):
             self.accumulation_steps = 0
         if self.accumulation_steps:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self.accumulated_samples = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            # In a thread of its own: where a tf.function is traced, none may be made in any trace but its first.
+            with ThreadPoolExecutor(1) as pool:
+                self.accumulated_samples = pool.submit(_no_samples).result()
 
     def install(self) -> None:
         optimizer = self.optimizer

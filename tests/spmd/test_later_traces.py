@@ -136,6 +136,24 @@ def test_first_in_a_second_trace_among_some_ranks() -> None:
         hvd.remove_process_set(process_set)
 
 
+@pytest.mark.few_ranks
+@pytest.mark.parametrize("wrap", [mpitrain.DistributedOptimizer, hvd.DistributedOptimizer])
+def test_an_optimizer_that_accumulates_is_wrapped_in_a_second_trace(wrap: Callable[[Any], Any]) -> None:
+    weight = keras.Variable(0.0)
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer.build([weight])
+
+    @tf.function(autograph=False)
+    def step(x: Any, exchange: bool) -> None:
+        if exchange:
+            wrap(optimizer).apply([x], [weight])
+
+    step(tf.constant(RANK + 1.0), False)
+    for _ in range(2):
+        step(tf.constant(RANK + 1.0), True)
+    assert float(weight.numpy()) == -MEAN
+
+
 @pytest.mark.two_ranks
 def test_join_in_a_second_trace() -> None:
     @tf.function(autograph=False)
