@@ -22,6 +22,7 @@ class MpitrainError(Exception):
     """Base of all errors raised by mpitrain."""
 
     exit_code = 1
+    ag_pass_through = True  # AutoGraph leaves it as it is, instead of writing a traceback into its message
 
 
 class UsageError(MpitrainError):

@@ -1,12 +1,19 @@
-"""What AutoGraph makes of this package: nothing. It would look for graphs in the code of MPI, and warn of it."""
+"""What TensorFlow's compilers make of this package: nothing.
+
+AutoGraph would look for graphs in the code of MPI, and warn of it. XLA cannot compile calls to the host.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
+
+from mpitrain.errors import AgreedError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,6 +30,27 @@ def of_the_script(function: Function) -> Function:
     autograph = tf.__internal__.autograph
     converted: Function = autograph.tf_convert(function, autograph.control_status_ctx())
     return converted
+
+
+def refuse_compiled() -> None:
+    """Local, where a collective is traced: XLA is not to compile it. All ranks trace the same.
+
+    Raises:
+        AgreedError: it stands in a `tf.function` with `jit_compile=True`.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        function = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None
+        if getattr(function, "_jit_compile", None):
+            python = function.python_function  # type: ignore[union-attr]
+            code = getattr(python, "__code__", None)
+            place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+            raise AgreedError(
+                f"the tf.function {getattr(python, '__name__', 'of this program')}{place} has jit_compile=True, and "
+                "XLA cannot compile the exchange between ranks in it: leave jit_compile=True out there, or compile a "
+                "function that returns the gradients, and apply them outside of it."
+            )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 leave_out(__name__.partition(".")[0])

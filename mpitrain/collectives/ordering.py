@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import mpitrain.collectives.conversion  # noqa: F401 (before AutoGraph sees a function of this package)
+from mpitrain.collectives.conversion import refuse_compiled
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import CollectiveError
 
@@ -41,6 +41,7 @@ def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]
         communicator: on which the host calls communicate.
         calls: makes the graph's host calls, and returns tensors of which the last depends on all of them.
     """
+    refuse_compiled()
     turn = _turn(communicator)  # type: ignore[arg-type]
     with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32)]):
         outputs = list(calls())

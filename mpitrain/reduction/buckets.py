@@ -13,6 +13,7 @@ ALONE_BYTES = 1 << 20
 FLAT_BYTES = 64 << 10
 ALONE_BYTES_BETWEEN_HOSTS = 8 << 20
 NAMED = 4  # variables of a bucket that messages name
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
 HALF_PRECISIONS = ("float16", "bfloat16")
 
 
@@ -61,7 +62,7 @@ def alone_bytes_for(hosts: int) -> int:
 
 def itemsize(dtype: str) -> int:
     """Bytes of one element; for the dtypes gradients have."""
-    return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}[dtype]
+    return ITEM_BYTES[dtype]
 
 
 @dataclass(frozen=True)

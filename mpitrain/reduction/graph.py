@@ -9,17 +9,34 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives.ordering import host_call, in_turn
-from mpitrain.reduction.buckets import BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
+from mpitrain.errors import AgreedError
+from mpitrain.reduction.buckets import ITEM_BYTES, BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
 from mpitrain.reduction.reducer import Reducer
 
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
 
 
 def spec_of(gradient: Gradient, variable: Any, half: bool = False) -> TensorSpec:
-    """Local: what all ranks must agree on about one gradient; with `half` half precisions are summed as they are."""
+    """Local: what all ranks must agree on about one gradient; with `half` half precisions are summed as they are.
+
+    Raises:
+        AgreedError: it cannot be averaged; all ranks have the same.
+    """
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
-    shape = tuple(int(n) for n in variable.shape)
-    return TensorSpec(name, shape, gradient.dtype.name, isinstance(gradient, tf.IndexedSlices), half)
+    dtype = gradient.dtype.name
+    if dtype not in ITEM_BYTES:
+        raise AgreedError(
+            f"the gradient of {name} is of {dtype}, and a mean over ranks needs one of {', '.join(ITEM_BYTES)}: "
+            "cast it, or leave the variable out"
+        )
+    shapes = [tuple(shape) for shape in (variable.shape, gradient.shape) if getattr(shape, "rank", 0) is not None]
+    shape = next((shape for shape in shapes if None not in shape), None)
+    if shape is None:
+        raise AgreedError(
+            f"the shape of the gradient of {name} is not known while a graph is traced ({gradient.shape}), and ranks "
+            "agree on it before they exchange: give it with tf.ensure_shape"
+        )
+    return TensorSpec(name, shape, dtype, isinstance(gradient, tf.IndexedSlices), half)
 
 
 def plan_of(

@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from mpitrain.collectives.conversion import refuse_compiled
 from mpitrain.comm.world import World
 from mpitrain.data.portions import Portion
 from mpitrain.training.batches import STOP, alike, looks_at
@@ -156,6 +157,7 @@ class Unmodified:
                 return apply(optimizer, *args, **kwargs)
             finally:
                 self._applying -= 1
+        refuse_compiled()
         self._note("optimizer", f"{type(optimizer).__name__}: gradients are averaged over all ranks")
         if self._loops is None:
             self._note("data", f"{OWN}: every rank computes whole batches, as the script reads them")

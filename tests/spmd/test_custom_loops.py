@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
-from mpitrain.errors import MismatchError
-from mpitrain.training.exchange import exchange_of
+from mpitrain.errors import AgreedError, MismatchError
+from mpitrain.training.exchange import current_exchange, exchange_of
 from tests.spmd.truth import WORLD, batches, merged
 
 RANKS = range(WORLD.size)
@@ -167,3 +167,49 @@ def test_tape_of_something_else_than_variables() -> None:
         y = tf.reduce_sum(x * x)
     mean = tape.gradient(y, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     np.testing.assert_allclose(mean, [WORLD.size - 1, 4.0])
+
+
+def reduced(x: Any) -> Any:
+    return mpitrain.all_reduce(x)
+
+
+def taped(x: Any) -> Any:
+    with mpitrain.DistributedGradientTape(tf.GradientTape()) as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(x * x)
+    return tape.gradient(loss, x)
+
+
+@pytest.mark.few_ranks
+@pytest.mark.parametrize("function", [reduced, taped])
+def test_what_xla_cannot_compile_is_refused(function: Any) -> None:
+    if WORLD.size == 1 and function is taped:
+        pytest.skip("nothing is exchanged")
+    with pytest.raises(
+        AgreedError, match=rf"^the tf.function {function.__name__} \(test_custom_loops.py:\d+\) has jit_c"
+    ):
+        tf.function(function, jit_compile=True)(tf.ones(3))
+    np.testing.assert_array_equal(tf.function(reduced)(tf.ones(3)), np.ones(3))
+
+
+@several
+@pytest.mark.few_ranks
+def test_gradients_without_a_mean_are_refused() -> None:
+    variables = [tf.Variable([1, 2], name="counts"), tf.Variable([1.0, 2.0], shape=tf.TensorShape(None), name="free")]
+    exchange = current_exchange()
+    with pytest.raises(AgreedError, match=r"^the gradient of counts:0 is of int32, and a mean over ranks needs"):
+        exchange.mean([tf.constant([1, 2])], variables[:1], "update")
+    (mean,) = exchange.mean([tf.constant([1.0, WORLD.rank])], variables[1:], "update")
+    np.testing.assert_allclose(mean, [1.0, (WORLD.size - 1) / 2])
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def unknown(gradient: Any) -> Any:
+        return exchange.mean([gradient], variables[1:], "update")
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def told(gradient: Any) -> Any:
+        return exchange.mean([tf.ensure_shape(gradient, [2])], variables[1:], "update")
+
+    with pytest.raises(AgreedError, match=r"^the shape of the gradient of free:0 is not known while a graph is traced"):
+        unknown(tf.constant([1.0, 2.0]))
+    np.testing.assert_allclose(told(tf.constant([1.0, float(WORLD.rank)]))[0], [1.0, (WORLD.size - 1) / 2])
