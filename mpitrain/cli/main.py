@@ -143,7 +143,7 @@ def parsed(argv: list[str], others: Collection[str] = ()) -> tuple[ModuleType, a
         chosen.epilog = f"{chosen.epilog or ''} Commands, each with --help of its own: {commands}{SCRIPTS}."
     arguments, unknown = parser.parse_known_args([name, *own])
     if unknown:
-        raise UsageError(f"{_unknown(unknown, name, own, {*chosen.flags(), *others})}; see {parser.prog} --help")
+        raise UsageError(f"{_unknown(unknown, name, own, {*chosen.flags(), *others})}; see {chosen.prog} --help")
     arguments.rest = rest
     return command, arguments
 

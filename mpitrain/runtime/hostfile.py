@@ -87,8 +87,10 @@ def read(path: str) -> tuple[Host, ...]:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise UsageError(f"the hostfile {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name, or bytes that are none of UTF-8
+        raise UsageError(f"the hostfile {path} cannot be read: it is no text in UTF-8 ({error})") from error
     return parse(text, path)
 
 

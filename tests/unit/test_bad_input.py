@@ -127,7 +127,7 @@ FILES = {
     "hosts": f"the following arguments are required: VERB{SEE} hosts --help",
     "hosts convert {dir}/none": "{dir}/none cannot be read: ",
     "hosts convert {dir}": "{dir} cannot be read: ",
-    "hosts convert {dir}/binary": "{dir}/binary cannot be read: 'utf-8' codec can't decode",
+    "hosts convert {dir}/binary": "{dir}/binary cannot be read: it is no text in UTF-8 (",
     "hosts convert {dir}/empty": "{dir}/empty names no host",
     "hosts convert {dir}/empty --to pbs": "argument --to: invalid choice: 'pbs'",
     "hosts convert {dir}/slots": "{dir}/slots:2: slots must be a whole number above 0, not '0'",

@@ -220,9 +220,9 @@ def test_nothing_heavy_is_imported() -> None:
         (["--epocs", "3"], "unrecognized arguments: --epocs 3 (did you mean --epochs?); see mpitrain --help"),
         (["--oversubcribe", "t.py"], "unrecognized arguments: --oversubcribe (did you mean --oversubscribe?)"),
         (["--tag-outputs"], "unrecognized arguments: --tag-outputs (did you mean --tag-output?); see mpitrain --help"),
-        (["bench", "exchange", "--repeet", "3"], "unrecognized arguments: --repeet 3 (did you mean --repeat?)"),
+        (["bench", "exchange", "--repeet", "3"], "unrecognized arguments: --repeet 3 (did you mean --repeat?); see"),
         (["--network-interfaces", "nope0"], "--network-interfaces nope0: this host has no such interface, but "),
-        (["--hostfile", "/no/such"], "/no/such cannot be read: "),
+        (["--hostfile", "/no/such"], "the hostfile /no/such cannot be read: No such file or directory"),
     ],
 )
 def test_what_cannot_be_starts_nothing(words: list[str], told: str) -> None:
