@@ -23,6 +23,7 @@ from mpitrain.training.metric_states import observe
 from mpitrain.training.model_state import (
     build,
     replicated,
+    settle_statistics,
     start_alike,
     statistics,
     step_counters,
@@ -171,7 +172,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             self._hook.active += 1
             self._hook.latest.begin_test()
-            average_statistics(statistics(self.model), world=self._world)
+            settle_statistics(self.model, self._hook.shares.synchronized_layers, self._exchange)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again, unless this was within a `fit`."""
@@ -189,7 +190,7 @@ class DataParallel(keras.callbacks.Callback):
         if logs is not None:
             logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
         self._end_epoch_alike()
-        average_statistics(statistics(self.model), world=self._world)
+        settle_statistics(self.model, self._hook.shares.synchronized_layers, self._exchange)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
             verify_replicas(replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
 

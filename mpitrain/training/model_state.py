@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from mpitrain.comm.world import World
+from mpitrain.training.exchange import Exchange
 from mpitrain.training.hooks import hook_of
 from mpitrain.training.optimizer import replicated_state
-from mpitrain.training.replicas import has_value, part_streams, synchronize
+from mpitrain.training.replicas import adopt, average_statistics, has_value, part_streams, synchronize
 
 
 def synchronize_before_trace(model: Any, data: Any, world: World) -> None:
@@ -60,6 +63,24 @@ def step_counters(optimizer: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Local: non-trainable floating-point weights: moments of batch normalization and the like."""
     return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def settle_statistics(model: Any, layers: Sequence[Any], exchange: Exchange) -> None:
+    """Collective: statistics become the same on all ranks, before they are used.
+
+    Args:
+        model: of which.
+        layers: whose statistics all ranks with data take together: those of one that took part in the latest step
+            are right, for ranks without data have missed it. Of the others the mean is taken.
+        exchange: knows the latest step.
+    """
+    agreed = exchange.reducer.agreed
+    latest = 0 if agreed is None else int(np.argmax(agreed.samples > 0))
+    common = {id(v): v for layer in layers for v in layer.non_trainable_variables}
+    own = [v for v in statistics(model) if id(v) not in common]
+    if common:
+        adopt([*common.values()], latest, world=exchange.world)
+    average_statistics(own, world=exchange.world)
 
 
 def replicated(model: Any) -> list[Any]:

@@ -78,6 +78,12 @@ class Shares:
             self.tell_of_assumption(f"the loss of {self.model.name}, which computes it itself,")
 
     @property
+    def synchronized_layers(self) -> list[Any]:
+        """Layers that take the moments of all ranks' rows."""
+        found = [one for one in self.model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
+        return [] if self.served else [one for one in found if self.sync_batch_norm or one.synchronized]
+
+    @property
     def served(self) -> bool:
         """Parameter servers average gradients, and workers do not take their steps together."""
         return self._world.parameter_server is not None

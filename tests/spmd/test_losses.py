@@ -441,5 +441,4 @@ def test_batch_normalization_where_a_rank_is_out_of_data(way: dict[str, Any]) ->
     model, reference = (plain("mse", layers=[NORMALIZING["plain"]()], **way) for _ in range(2))
     model.fit(Batches(own), shuffle=False, verbose=0, callbacks=[DataParallel(sync_batch_norm=True)])
     reference.fit(Batches(batches), shuffle=False, verbose=0)
-    for own_value, expected in zip(model.trainable_variables, reference.trainable_variables, strict=True):
-        np.testing.assert_allclose(own_value.numpy(), expected.numpy(), rtol=1e-11, atol=1e-12)
+    check_same(model, reference, 1e-11)
