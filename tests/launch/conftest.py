@@ -56,6 +56,12 @@ class Finished:
         """Both streams, for `assert ..., finished.output`."""
         return f"exit code {self.returncode} after {self.seconds:.1f} s\n{self.stdout}\n{self.stderr}"
 
+    @property
+    def complaints(self) -> list[str]:
+        """Lines of standard error with which TensorFlow does not always start, as it does where oneDNN is on."""
+        starts = ("WARNING: All log messages before absl", "I0000 ", "W0000 ", "E0000 ")
+        return [line for line in self.stderr.splitlines() if line.strip() and not line.startswith(starts)]
+
 
 @dataclass(frozen=True)
 class Job:

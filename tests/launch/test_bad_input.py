@@ -270,4 +270,4 @@ def test_help_is_printed_once(mpirun: Mpirun) -> None:
     assert finished.returncode == 0, finished.output
     assert finished.stdout.count("usage: mpitrain") == 1
     assert "--learning-rate" in finished.stdout
-    assert finished.stderr == ""
+    assert finished.complaints == []

@@ -63,4 +63,4 @@ def test_a_job_goes_on_whatever_strangers_do(mpirun: Mpirun, tmp_path: Path) -> 
     assert sorted(re.findall(r"rank \d done after True", finished.stdout)) == [
         f"rank {rank} done after True" for rank in range(2)
     ]
-    assert finished.stderr == "", finished.output
+    assert finished.complaints == [], finished.output
