@@ -54,8 +54,11 @@ def forked() -> None:
 
 def main() -> None:
     """The ranks."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
     if phase == "before":
-        happen(int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]))
+        happen(int(rank))
+    if phase == "late" and rank == who:
+        time.sleep(4)
     import mpitrain
 
     world = mpitrain.init()

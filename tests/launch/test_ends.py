@@ -73,6 +73,14 @@ def test_a_rank_that_never_comes_is_told_and_ends_the_job(mpirun: Mpirun) -> Non
     )  # whoever spoke may have ended before the other is due
 
 
+def test_a_rank_that_is_only_late_is_waited_for(mpirun: Mpirun) -> None:
+    limits = {"MPITRAIN_STALL_WARNING": "1", "MPITRAIN_STALL_ABORT": "40"}
+    finished, _ = run(mpirun, 2, "none", "1", "late", **limits)
+    assert (finished.returncode, finished.stdout.count("END")) == (0, 2), finished.output
+    assert re.findall(r"^mpitrain: (.*) waited 1 s", finished.stderr, re.MULTILINE), finished.output
+    assert "exit code" not in finished.stderr, finished.output
+
+
 def test_children_that_have_just_been_forked_get_their_signals(mpirun: Mpirun) -> None:
     finished, _ = run(mpirun, 2, "none", "none", "forked")
     assert (finished.returncode, finished.stdout.count("END")) == (0, 2), finished.output
