@@ -27,8 +27,9 @@ MINE = np.concatenate(
 
 def network(kind: Any = keras.Model) -> Any:
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((4,))
-    return kind(inputs, keras.layers.Dense(1)(keras.layers.Dense(5, activation="tanh")(inputs)))
+    inputs = keras.Input((4,), dtype="float64")
+    hidden = keras.layers.Dense(5, activation="tanh", dtype="float64")(inputs)
+    return kind(inputs, keras.layers.Dense(1, dtype="float64")(hidden))
 
 
 def loss_of(net: Any, x: Any, y: Any) -> Any:
