@@ -26,7 +26,7 @@ from mpitrain.errors import AgreedError
 from mpitrain.training.exchange import exchange_of
 from mpitrain.training.seeds import kept
 
-SAMPLE_BYTES, FEWEST_ROWS = 1 << 18, 16  # of each array that are looked at, spread over it
+SAMPLE, FEWEST_ROWS = 1 << 14, 16  # numbers or texts of each array that are looked at, spread over it
 TOLERANCE = 1e-3  # of what another order of the numbers would make
 BATCHES = 3  # of a pipeline that are looked at
 MANY = 50
@@ -73,16 +73,17 @@ def summary(leaf: Any) -> Summary:
         plain = leaf is None or isinstance(leaf, int | float | str | bytes | np.generic)
         return Summary(repr(leaf) if plain else f"{type(leaf).__name__} of {_count_of_batches(leaf)}")
     try:
-        array = np.asarray(_sample(leaf, int(shape[0])))
+        array = np.asarray(_sample(leaf, int(shape[0]))).reshape(-1)
     except (TypeError, ValueError, IndexError, NotImplementedError, tf.errors.OpError):
         return Summary(f"{type(leaf).__name__} {tuple(shape)}")
+    array = array[:: max(1, -(-array.size // SAMPLE))]
     kind = f"array {tuple(shape)}"
     if array.dtype.kind in "OSUV":
-        texts = "\0".join(str(one) if isinstance(one, str | bytes | int | float) else "" for one in array.flat)
+        texts = "\0".join(str(one) if isinstance(one, str | bytes | int | float) else "" for one in array)
         return Summary(kind, zlib.crc32(texts.encode("utf-8", "replace")), are_labels=len(shape) <= 2)
     if array.dtype.kind in "Mm":
         array = array.view(np.int64)
-    numbers = np.nan_to_num(array.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
+    numbers = np.nan_to_num(array.astype(np.float64), posinf=0.0, neginf=0.0)
     sums = _weights(len(numbers)) @ numbers
     whole = len(shape) <= 2 and bool((numbers == np.rint(numbers)).all())
     return Summary(kind, 0, (float(sums[0]), float(sums[1])), float(np.linalg.norm(numbers)), whole)
@@ -95,9 +96,7 @@ def _count_of_batches(data: Any) -> int | None:
 
 def _sample(leaf: Any, count: int) -> Any:
     """Local: rows spread over all, as many as are worth looking at."""
-    row_bytes = getattr(leaf, "nbytes", None) or 8 * int(np.prod(leaf.shape[1:], dtype=np.int64))
-    row_bytes = row_bytes // max(1, count) if hasattr(leaf, "nbytes") else row_bytes
-    rows = max(FEWEST_ROWS, SAMPLE_BYTES // max(1, int(row_bytes)))
+    rows = max(FEWEST_ROWS, SAMPLE // max(1, int(np.prod(leaf.shape[1:], dtype=np.int64))))
     return leaf if rows >= count else take(leaf, np.linspace(0, count - 1, rows).astype(np.int64))
 
 
