@@ -134,7 +134,7 @@ class DividedKeras:
         init = worlds.init
 
         def asked(**options: Any) -> World:
-            self.shared_files.enabled = False
+            self.shared_files.leave_alone()
             return init(**options)
 
         worlds.init = asked

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ class Handed:
     def __init__(self, world: World, note: Note) -> None:
         self._world, self._note = world, note
         self._streams: dict[str, list[dict[str, list[Summary]]]] = {}  # the first batches of each, not yet compared
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned = False
         self._calls = 0
 
@@ -138,13 +140,14 @@ class Handed:
         Args:
             call: the method that gets them.
             arguments: of the script, by their names.
-            model: whose vocabularies are compared, too.
+            model: whose vocabularies are compared, too, the first time.
 
         Raises:
             AgreedError: on all ranks: something is not the same.
         """
         own = {name: _summaries(value) for name, value in arguments.items() if name not in UNCOMPARED}
-        if model is not None:
+        if model is not None and model not in self._models:
+            self._models.add(model)
             own |= _vocabularies(model)
         self._world.agreement.call(f"what is given to {call}")
         everyone = self._world.communicator.all_gather_obj(own)

@@ -47,13 +47,18 @@ class SharedFiles:
         names: which ranks remove meanwhile.
 
     Attributes:
-        enabled: all ranks make the same calls.
+        enabled: all ranks make the same calls, as no forked child of theirs does.
     """
 
     def __init__(self, world: World, note: Note, apart: Callable[[], bool], names: Names) -> None:
         self._world, self._note, self._apart, self._names = world, note, apart, names
         self.enabled = True
         self._forget = share_directories()
+        os.register_at_fork(after_in_child=self.leave_alone)
+
+    def leave_alone(self) -> None:
+        """Local: from now on this process does what it does for itself."""
+        self.enabled = False
 
     def install(self) -> None:
         """Local: patch what code of the script calls; installed packages may do it on one rank, behind a lock."""
