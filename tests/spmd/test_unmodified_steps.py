@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.errors import DataError
 from mpitrain.training.divided import Division
 from mpitrain.training.names import Names
 from mpitrain.training.unmodified import Unmodified
@@ -100,7 +101,7 @@ class Seen(keras.callbacks.Callback):
         self.rows: list[Any] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        steps = [int(v) for v in self.model.non_trainable_variables if v.dtype == "int64"]
+        steps = [int(v) for v in self.model.non_trainable_variables if v.dtype == "int64" and not v.shape]
         self.rows.append([int(self.model.optimizer.iterations), *steps, self.params["steps"], random.getstate()[1][-1]])
 
 
@@ -179,3 +180,37 @@ def test_several_steps_at_once_are_those_of_one_process(divided: Any, kind: str)
     expected = trained(KINDS[kind], steps_per_execution=2)
     divided()
     same(trained(KINDS[kind], steps_per_execution=2), expected)
+
+
+def recurrent() -> Any:
+    return keras.Sequential([keras.Input(batch_shape=(BATCH, 1, 3)), keras.layers.LSTM(2, stateful=True)])
+
+
+def test_state_along_the_rows_of_a_batch(divided: Any) -> None:
+    data = {"x": X[:20, None], "y": np.repeat(Y[:20], 2, axis=1), "batch_size": BATCH, "shuffle": False}
+    expected = trained(lambda: data, recurrent, loss="mse")
+    divided()
+    same(trained(lambda: data, recurrent, loss="mse"), expected)
+
+
+def test_batches_that_follow_one_another_are_not_dealt_out(divided: Any) -> None:
+    divided(batch_is_global=False)
+    with pytest.raises(DataError, match=r"stateful: each batch goes on .* Give --batch-size-is global"):
+        trained(lambda: {"x": X[:20, None], "y": Y[:20], "batch_size": BATCH}, recurrent, loss="mse")
+
+
+@pytest.mark.parametrize("batch_is_global", [True, False])
+@pytest.mark.parametrize("data", [{"x": X, "y": Y, "batch_size": 4, "steps": 4}, {"x": Batches()}])
+def test_evaluations_are_those_of_one_process(divided: Any, data: dict[str, Any], batch_is_global: bool) -> None:
+    def tested() -> dict[str, float]:
+        keras.utils.set_random_seed(11)
+        model = OwnSteps()
+        model.compile("sgd")
+        found: dict[str, float] = model.evaluate(**data, verbose=0, return_dict=True)
+        return found
+
+    expected = tested()
+    divided(batch_is_global)
+    found = tested()
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-12)
