@@ -18,6 +18,7 @@ import numpy as np
 from mpitrain.comm import pickled
 from mpitrain.comm.communicator import Buffer, Communicator, Op
 from mpitrain.comm.shared_memory import remove_names
+from mpitrain.comm.waiting import INSIDE, done, poll, wait
 from mpitrain.errors import RankLostError
 from mpitrain.faults import interfaces
 from mpitrain.faults.activity import Activity
@@ -29,26 +30,6 @@ FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for ranks by `mpirun --with-ft 
 LARGEST_BYTES = (
     1 << 30
 )  # of one call of MPI, whose counts are ints: of bytes, and of the elements that it makes of them
-SPIN_SECONDS = 3e-4
-LONGEST_SLEEP_SECONDS = 2e-4
-
-
-def poll(request: Any) -> None:
-    """Local: wait for an MPI request without taking the processor from those who have work.
-
-    MPI waits by polling. Where ranks share cores, the rank that waits would take the time of the
-    rank it waits for. So every test but the first gives way, and after a while this sleeps, never
-    longer than an eighth of the time already waited: the delay stays within 12 %.
-    """
-    if request.Test():
-        return
-    start = time.perf_counter()
-    while not request.Test():
-        waited = time.perf_counter() - start
-        if waited < SPIN_SECONDS:
-            os.sched_yield()
-        else:
-            time.sleep(min(LONGEST_SLEEP_SECONDS, waited / 8))
 
 
 def entered(method: Method) -> Method:
@@ -77,7 +58,7 @@ class _MpiRequest:
 
     def test(self) -> bool:
         try:
-            while self._requests and self._requests[-1].Test():
+            while self._requests and done(self._requests[-1]):
                 self._requests.pop()
             return not self._requests
         except self._communicator.failure as error:
@@ -86,7 +67,7 @@ class _MpiRequest:
     def wait(self) -> None:
         try:
             for request in self._requests:
-                poll(request)
+                wait(request)
         except self._communicator.failure as error:
             raise self._communicator.explained(error, self._comm) from error
 
@@ -177,7 +158,9 @@ class MpiCommunicator:
         """Local: start sending; `buffer` must not change until the request is done."""
         try:
             pieces = self._pieces(buffer.view(np.uint8))
-            return _MpiRequest(self, [self._comm.Isend([piece, self._mpi.BYTE], destination, 0) for piece in pieces])
+            with INSIDE:
+                requests = [self._comm.Isend([piece, self._mpi.BYTE], destination, 0) for piece in pieces]
+            return _MpiRequest(self, requests)
         except self.failure as error:
             raise self.explained(error) from error
 
@@ -185,7 +168,9 @@ class MpiCommunicator:
         """Local: start receiving into `buffer`."""
         try:
             pieces = self._pieces(buffer.view(np.uint8))
-            return _MpiRequest(self, [self._comm.Irecv([piece, self._mpi.BYTE], source, 0) for piece in pieces])
+            with INSIDE:
+                requests = [self._comm.Irecv([piece, self._mpi.BYTE], source, 0) for piece in pieces]
+            return _MpiRequest(self, requests)
         except self.failure as error:
             raise self.explained(error) from error
 
@@ -212,7 +197,7 @@ class MpiCommunicator:
         operation = self._operations[op]
         for piece in self._pieces(buffer.reshape(-1)):
             if self.crowded:
-                poll(self._comm.Iallreduce(self._mpi.IN_PLACE, piece, operation))
+                poll(self._comm.Iallreduce, self._mpi.IN_PLACE, piece, operation)
             else:
                 self._comm.Allreduce(self._mpi.IN_PLACE, piece, operation)
 
@@ -223,7 +208,7 @@ class MpiCommunicator:
             self.all_gather_v(send, receive, [send.size] * self.size)
             return
         byte = self._mpi.BYTE
-        poll(self._comm.Iallgather([_bytes(send), byte], [_bytes(receive), byte]))
+        poll(self._comm.Iallgather, [_bytes(send), byte], [_bytes(receive), byte])
 
     @entered
     def all_gather_v(self, send: Buffer, receive: Buffer, counts: list[int]) -> None:
@@ -236,7 +221,7 @@ class MpiCommunicator:
             return
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
         byte_counts = [count * itemsize for count in counts]
-        poll(self._comm.Iallgatherv([_bytes(send), byte], [_bytes(receive), byte_counts, None, byte]))
+        poll(self._comm.Iallgatherv, [_bytes(send), byte], [_bytes(receive), byte_counts, None, byte])
 
     @entered
     def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
@@ -256,18 +241,18 @@ class MpiCommunicator:
         byte, itemsize = self._mpi.BYTE, send.dtype.itemsize
         sent = [count * itemsize for count in send_counts]
         received = [count * itemsize for count in counts]
-        poll(self._comm.Ialltoallv([_bytes(send), sent, None, byte], [_bytes(receive), received, None, byte]))
+        poll(self._comm.Ialltoallv, [_bytes(send), sent, None, byte], [_bytes(receive), received, None, byte])
 
     @entered
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Collective: MPI_Ibcast of bytes."""
         for piece in self._pieces(_bytes(buffer)):
-            poll(self._comm.Ibcast([piece, self._mpi.BYTE], root))
+            poll(self._comm.Ibcast, [piece, self._mpi.BYTE], root)
 
     @entered
     def barrier(self) -> None:
         """Collective: MPI_Ibarrier."""
-        poll(self._comm.Ibarrier())
+        poll(self._comm.Ibarrier)
 
     @entered
     def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
@@ -281,7 +266,7 @@ class MpiCommunicator:
 
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         """Collective: MPI_Comm_create; ranks may come late, and are waited for politely."""
-        poll(self._comm.Ibarrier())
+        poll(self._comm.Ibarrier)
         group = self._comm.Get_group().Incl(list(ranks))
         comm = self._comm.Create(group)
         group.Free()

@@ -139,7 +139,7 @@ class World:
             begin()
         shrinking.leave(self, self.leave)
         for _, wait in self.parts:
-            wait()
+            wait()  # no thread of ours is in MPI any more when it ends
         if self.watchdog is not None:
             self.watchdog.stop()
         report.finished(self.rank)
