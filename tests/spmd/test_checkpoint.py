@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,13 @@ def with_own_state() -> Any:
 
 
 class Signals(keras.callbacks.Callback):
-    """Sends a signal to one rank, which is as far as an epoch and a batch of it."""
+    """Sends a signal to one rank, which is as far as an epoch and a batch of it, and goes on when it was noticed."""
 
-    def __init__(self, rank: int, epoch: int, batch: int, number: int = signal.SIGUSR1) -> None:
+    def __init__(
+        self, rank: int, epoch: int, batch: int, number: int = signal.SIGUSR1, *, world: World = WORLD
+    ) -> None:
         super().__init__()
-        self.due, self.number, self.epoch = (rank, epoch, batch), number, 0
+        self.due, self.number, self.epoch, self.world = (rank, epoch, batch), number, 0, world
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.epoch = epoch
@@ -86,6 +89,9 @@ class Signals(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.due[1:] == (self.epoch, batch) and self.due[0] == WORLD.rank:
             os.kill(os.getpid(), self.number)
+            deadline = time.monotonic() + 60
+            while self.world.agreement.request >> 1 != self.number and time.monotonic() < deadline:
+                time.sleep(0.001)
 
 
 class PowerCut(keras.callbacks.Callback):
@@ -127,7 +133,7 @@ class Run:
     def stopped(self, *arguments: Any, **options: Any) -> int:
         """The exit code with which a signal ends it."""
         with pytest.raises(SystemExit) as left:
-            self(Signals(*arguments), **options)
+            self(Signals(*arguments, world=options.get("world", WORLD)), **options)
         return int(left.value.code or 0)
 
 
