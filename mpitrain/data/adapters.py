@@ -23,7 +23,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from mpitrain.data.portions import Portion, Share
 from mpitrain.data.sharding import share_count
-from mpitrain.errors import DataError
+from mpitrain.errors import AgreedError
 
 # Each rank takes its rows of each batch, every Nth batch, or computes each whole batch.
 Way = Literal["rows", "batches", "whole"]
@@ -37,14 +37,14 @@ def adapter_of(**arguments: Any) -> DataAdapter:
         arguments: those of `fit` and `evaluate` that concern data; `steps_per_epoch` among them.
 
     Raises:
-        DataError: nobody can divide it.
+        AgreedError: on all ranks: nobody can divide it.
         Exception: Keras does not take it.
     """
     adapter = data_adapters.get_data_adapter(**arguments)
     readable = isinstance(adapter, ArrayDataAdapter | PyDatasetAdapter | GeneratorDataAdapter | TFDatasetAdapter)
     dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
     if not readable or not isinstance(dataset, tf.data.Dataset | None):
-        raise DataError(
+        raise AgreedError(
             f"data of type {type(arguments['x']).__name__} cannot be divided among ranks: give arrays, a "
             "tf.data.Dataset, a keras.utils.PyDataset or a generator"
         )

@@ -15,7 +15,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from mpitrain.data.adapters import Divided, Way, adapter_of, hold_out
 from mpitrain.data.portions import Portion, count_rows
-from mpitrain.errors import DataError
+from mpitrain.errors import AgreedError
 
 Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
@@ -41,7 +41,7 @@ class DataDivision:
         """Local: the data of a `fit` becomes this rank's; what Keras would hold out of it is held out before.
 
         Raises:
-            DataError: it cannot be divided.
+            AgreedError: on all ranks: it cannot be divided.
             Exception: Keras does not take it.
         """
         if arguments.get("validation_split") and arguments.get("validation_data") is None:
@@ -62,7 +62,7 @@ class DataDivision:
         """Local: the data of an `evaluate` becomes this rank's.
 
         Raises:
-            DataError: it cannot be divided.
+            AgreedError: on all ranks: it cannot be divided.
             Exception: Keras does not take it.
         """
         self._divide(model, arguments, "steps", "evaluate")
@@ -123,11 +123,11 @@ class DataDivision:
         """Local, by rank 0: that there is nothing to gain.
 
         Raises:
-            DataError: batches are each rank's, and follow one another.
+            AgreedError: on all ranks: batches are each rank's, and follow one another.
         """
         layer = _stateful(model)
         if layer and call == "fit" and not self.portion.batch_is_global:
-            raise DataError(
+            raise AgreedError(
                 f"the layer {layer} of {model.name} is stateful: each batch goes on where the one before has ended, so "
                 f"batches cannot be dealt out to {self.portion.size} ranks. Give --batch-size-is global"
             )

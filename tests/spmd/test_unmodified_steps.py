@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpitrain.errors import DataError
+from mpitrain.errors import AgreedError
 from mpitrain.training.divided import Division
 from mpitrain.training.names import Names
 from mpitrain.training.unmodified import Unmodified
@@ -195,7 +195,7 @@ def test_state_along_the_rows_of_a_batch(divided: Any) -> None:
 
 def test_batches_that_follow_one_another_are_not_dealt_out(divided: Any) -> None:
     divided(batch_is_global=False)
-    with pytest.raises(DataError, match=r"stateful: each batch goes on .* Give --batch-size-is global"):
+    with pytest.raises(AgreedError, match=r"stateful: each batch goes on .* Give --batch-size-is global"):
         trained(lambda: {"x": X[:20, None], "y": Y[:20], "batch_size": BATCH}, recurrent, loss="mse")
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mpitrain.data.adapters import Divided, Way, adapter_of
 from mpitrain.data.portions import Portion, Share, count_rows
-from mpitrain.errors import DataError
+from mpitrain.errors import AgreedError
 
 ROWS, BATCH = 21, 5  # the last batch has fewer rows than there are ranks
 X = np.arange(ROWS * 2.0, dtype="float32").reshape(ROWS, 2)
@@ -176,5 +176,5 @@ def test_what_keras_does_not_take_it_refuses_itself() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     dataset = tf.data.Dataset.range(4).batch(2)
     distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(dataset)
-    with pytest.raises(DataError, match="DistributedDataset cannot be divided among ranks: give arrays"):
+    with pytest.raises(AgreedError, match="DistributedDataset cannot be divided among ranks: give arrays"):
         adapter_of(x=distributed)
