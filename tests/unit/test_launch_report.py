@@ -154,7 +154,7 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         (outcome(3, MET), 3, ""),
         (outcome(0, MET), 1, "failed, although its launcher ended with exit code 0"),
         (outcome(0, BEGUN), 1, "failed, although"),
-        (outcome(0, [Mark("begun", 0, "node0"), MET[-1]]), 0, ""),  # one host: ended by os._exit, perhaps
+        (outcome(0, [Mark("begun", 0, "node0"), MET[-1]]), 1, "A rank may have ended without a word"),  # of one host
         (outcome(0, MET, tail=PRRTE), 1, "connection to node1 was lost while"),
         (
             outcome(255, MET, tail=b"Connection to node2 closed by remote host.\n", ssh_codes={"node2": 255}),
