@@ -216,10 +216,11 @@ def shared_path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def double_precision() -> Iterator[None]:
-    """Losses and metrics follow floatx, whatever the dtype of the layers."""
+    """Losses and metrics follow floatx, layers the policy, which stays what it was when it was first asked for."""
     import keras
 
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
+    for dtype in ("float64", "float32"):
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        if dtype == "float64":
+            yield

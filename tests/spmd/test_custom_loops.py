@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,16 +14,9 @@ from mpitrain.errors import AgreedError, MismatchError
 from mpitrain.training.exchange import current_exchange, exchange_of
 from tests.spmd.truth import WORLD, batches, merged
 
+pytestmark = pytest.mark.usefixtures("double_precision")  # also of learning rates
 RANKS = range(WORLD.size)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Also of learning rates."""
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx("float32")
 
 
 def weights(start: float = 0.0) -> list[Any]:

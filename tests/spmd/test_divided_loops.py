@@ -25,11 +25,10 @@ SIZES = (8, 8, 7, 5, 8, 4, 1)  # the last has fewer rows than there are ranks
 
 
 @pytest.fixture
-def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def divide(monkeypatch: pytest.MonkeyPatch, double_precision: None) -> Iterator[Any]:
     """Installs the division for one test."""
     monkeypatch.setattr(tf.data.Dataset, "__iter__", tf.data.Dataset.__iter__)
     monkeypatch.setattr(keras.Metric, "__init__", keras.Metric.__init__)
-    keras.config.set_floatx("float64")
 
     def install(batch_is_global: bool, training: bool = False, loss_is: Any = "mean", sync: bool = False) -> None:
         portion = Portion(WORLD.rank, WORLD.size, batch_is_global)
@@ -43,7 +42,6 @@ def divide(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     keep_sample_count(1.0)
     keep_added_up(False)
     keep_batch_norm_synchronized(None)
-    keras.config.set_floatx("float32")
 
 
 def steps_of_one_rank(pairs: list[Any], batch_is_global: bool) -> list[Any]:
