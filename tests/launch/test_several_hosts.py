@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -84,7 +85,8 @@ def test_the_default_job_by_mpitrain_run(hosts: Hosts, mpirun: Mpirun, hostfile:
 
 
 def test_the_default_job_by_mpirun(hosts: Hosts, mpirun: Mpirun, hostfile: Path, tmp_path: Path) -> None:
-    root = ["--allow-run-as-root", "-x", "PYTHONPATH"] if mpirun.is_open_mpi else []
+    told = ["PYTHONPATH", *({"TF_ENABLE_ONEDNN_OPTS"} & set(os.environ))]  # all ranks have to have the same
+    root = ["--allow-run-as-root", *(word for name in told for word in ("-x", name))] if mpirun.is_open_mpi else []
     given = "--hostfile" if mpirun.is_open_mpi else "-f"
     command = [mpirun.path, *root, given, str(hostfile), "-np", "3", sys.executable, "-m", "mpitrain"]
     finished = on_first(hosts, mpirun, [*command, "--epochs", "1", "--output", str(tmp_path / "out")])
