@@ -146,7 +146,8 @@ def test_a_host_falls_silent_and_the_job_goes_on_without_it(hosts: Hosts, mpirun
     threading.Thread(target=kill_in_the_second_epoch, daemon=True).start()
     finished = on_first(hosts, mpirun, [*command, sys.executable, RECOVERY_PROGRAM, str(tmp_path)])
     assert killed, finished.output
-    assert (finished.returncode, finished.stdout) == (0, "trained\n"), finished.output
+    # Open MPI may tell of it there in a box of its own, if ssh ends before the connection between its daemons does.
+    assert (finished.returncode, finished.stdout.splitlines()[-1]) == (0, "trained"), finished.output
     assert "survives the loss of ranks, and of hosts other than this one, by at most 2 restarts, down to 2 ranks" in (
         finished.stderr
     )
