@@ -94,6 +94,11 @@ class DividedKeras:
         return self._unmodified is not None and self._unmodified.trained
 
     @property
+    def evaluated(self) -> bool:
+        """The script has evaluated something with it."""
+        return self._unmodified is not None and self._unmodified.evaluated
+
+    @property
     def training(self) -> bool:
         """A `fit` of the script is under way."""
         return self._unmodified is not None and self._unmodified.training

@@ -94,12 +94,12 @@ def _run_divided(
         _execute(script, code)
     except BaseException as error:
         if world.is_root and isinstance(error, SystemExit) and not divided.trained:
-            _say_nothing_was_divided(script, world)
+            _say_nothing_was_divided(script, world, divided)
         if not divided.ended(error):
             raise
     else:
         if world.is_root and not divided.trained:
-            _say_nothing_was_divided(script, world)
+            _say_nothing_was_divided(script, world, divided)
     finally:  # scripts like to end with sys.exit
         if world.is_root:
             (output / f"rank-{world.agreement.number(0)}.log").write_text(f"{changes}\n")
@@ -107,12 +107,13 @@ def _run_divided(
                 print(changes, flush=True)
 
 
-def _say_nothing_was_divided(script: Script, world: World) -> None:
+def _say_nothing_was_divided(script: Script, world: World, divided: DividedKeras) -> None:
     others = [name for name in OTHERS if name in sys.modules]
     others_too = f" What {' and '.join(others)} trained was not divided either." if others else ""
+    but = ", except for evaluate" if divided.evaluated else ""
     sys.stderr.write(
         f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
-        f"optimizer was used, so each of the {world.size} ranks did all of its work.{others_too}\n"
+        f"optimizer was used, so each of the {world.size} ranks did all of its work{but}.{others_too}\n"
     )
 
 

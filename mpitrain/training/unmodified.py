@@ -51,10 +51,11 @@ class Unmodified:
 
     Attributes:
         trained: the script has trained something.
+        evaluated: the script has evaluated something.
     """
 
     def __init__(self, world: World, division: Division, note: Note, names: Names) -> None:
-        self.trained = False
+        self.trained = self.evaluated = False
         portion = Portion(world.rank, world.size, division.batch_is_global)
         self._world, self._portion, self._table, self._names = world, portion, note, names
         self._dry_run, self._handed = division.dry_run, Handed(world, note)
@@ -111,6 +112,7 @@ class Unmodified:
         if "_use_cached_eval_dataset" in kwargs:  # by `fit`, which has divided the data
             return evaluate(model, *args, **kwargs)
         arguments = _bound(evaluate, model, args, kwargs)
+        self.evaluated = True
         if _knows_ranks(arguments.get("callbacks")) or not model.compiled:
             return evaluate(model, **arguments)
         self._handed.check("evaluate", arguments)

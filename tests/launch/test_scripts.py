@@ -125,6 +125,21 @@ def test_what_is_not_divided_is_said(mpirun: Mpirun, tmp_path: Path) -> None:
     finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), str(script)], env=QUIET)
     assert finished.returncode == 0, finished.output
     assert finished.stderr.count("trained nothing that could be divided") == 1, finished.output
+    assert "did all of its work.\n" in finished.stderr, finished.output
+
+
+def test_what_is_evaluated_is_not_said_to_be_done_by_each(mpirun: Mpirun, tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import keras, numpy as np\n"
+        "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer='ones')])\n"
+        "model.compile(loss='mae')\n"
+        "print('LOSS', model.evaluate(np.ones((9, 1)) * 3, np.zeros((9, 1)), verbose=0))\n"
+    )
+    finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), str(script)], env=QUIET)
+    assert finished.returncode == 0, finished.output
+    assert "LOSS 3.0" in finished.stdout, finished.output
+    assert finished.stderr.count("did all of its work, except for evaluate.") == 1, finished.output
 
 
 def test_a_dry_run_ends_before_the_training(mpirun: Mpirun, tmp_path: Path) -> None:
