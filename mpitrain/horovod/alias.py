@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 HERE = "mpitrain.horovod"
@@ -45,9 +46,16 @@ def install() -> bool:
     Returns:
         True if it did.
     """
-    if importlib.util.find_spec("horovod") is not None:
+    if _is_installed():
         return False
     for suffix in SUPPORTED:
         sys.modules[f"horovod{suffix}"] = importlib.import_module(f"{HERE}{ELSEWHERE.get(suffix, suffix)}")
     sys.meta_path.insert(0, _Finder())
     return True
+
+
+def _is_installed() -> bool:
+    """Local: Horovod itself is found, and not only a script `horovod.py` or a folder `horovod` of the user's."""
+    spec = importlib.util.find_spec("horovod")
+    places = spec.submodule_search_locations if spec is not None else None
+    return any((Path(place) / "tensorflow" / "__init__.py").is_file() for place in places or ())

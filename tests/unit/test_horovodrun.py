@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import mpitrain.horovod
 from mpitrain.cli import horovodrun, script
 from mpitrain.errors import UsageError
+from mpitrain.horovod import alias
 from mpitrain.horovod.data import AsyncDataLoaderMixin, BaseDataLoader
 from mpitrain.horovod.runner.common.util import host_hash, hosts
 
@@ -158,3 +160,17 @@ def test_loader_that_makes_batches_ahead(size: int) -> None:
     assert all(thread.name != "batches" for thread in threading.enumerate())
     with pytest.raises(OSError, match="a bad sample"):
         list(SquaresAhead(size, 9, bad=5))
+
+
+@pytest.mark.parametrize(
+    ("file", "installed"),
+    [("horovod.py", False), ("horovod/train.py", False), ("horovod/tensorflow/__init__.py", True)],
+)
+def test_a_script_or_folder_of_that_name_is_not_horovod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, file: str, installed: bool
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    assert alias._is_installed() is installed
