@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
-from keras.src.utils.python_utils import pythonify_logs
 
 from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
@@ -101,9 +100,22 @@ class Logs:
 def leaves_of(logs: Any) -> Leaves:
     """Local: the single values in logs: numbers, arrays, and what else there is; dictionaries in them as Keras does."""
     found: Leaves = {}
-    for name, value in pythonify_logs(logs).items():
-        for path, leaf in keras.tree.flatten_with_path(value):
-            found[(name, *path)] = _plain(leaf)
+    for name, value in sorted((logs or {}).items()):
+        if isinstance(value, dict):
+            found |= leaves_of(value)
+            continue
+        with contextlib.suppress(Exception):  # whatever is no number says so in its own way
+            value = float(value)  # noqa: PLW2901
+        found |= _inner_leaves(value, (name,))
+    return found
+
+
+def _inner_leaves(value: Any, path: tuple[Any, ...]) -> Leaves:
+    if not isinstance(value, (dict, list, tuple)):
+        return {path: _plain(value)}
+    found: Leaves = {}
+    for name, inner in sorted(value.items()) if isinstance(value, dict) else enumerate(value):
+        found |= _inner_leaves(inner, (*path, name))
     return found
 
 

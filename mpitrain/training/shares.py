@@ -148,7 +148,8 @@ class Step:
             return self._left_alone(call, loss, y_true, y_pred, sample_weight)
         of_keras = _of_keras(loss)
         whole = self._shares.loss_is == "whole" or (self._shares.loss_is == "sum" and of_keras)
-        if not (whole and getattr(loss, "fn", None) is keras.losses.circle):  # it compares each row with all others
+        # Circle compares each row with all others; Keras 3.6 lacks it.
+        if not (whole and getattr(loss, "fn", None) is getattr(keras.losses, "circle", self)):
             self._one_number, self._counts_rows = False, of_keras or not whole
             self._nested = True
             try:
@@ -220,14 +221,31 @@ class Step:
         return keras.tree.map_structure(lambda one: self._times(one, self._ranks()), loss)
 
     def weight(self, metric: Any, values: Any, sample_weight: Any) -> Any:
-        """Collective where it needs the samples of all ranks: the weight of what a tracker of losses is given.
+        """Collective where it needs the samples of all ranks: the weight of what a metric is given.
 
-        Keras counts each batch once in the loss of one output: so each rank counts as the part of the batch it has.
+        Keras counts each batch once in the loss of one output, and in a metric whose function returns one number: so
+        each rank counts as the part of the batch it has.
         """
-        outputs = getattr(self._shares.model._compile_loss, "metrics", ())
-        if sample_weight is not None or len(values.shape) or self._shares.loss_is != "whole" or metric not in outputs:
+        by_batch = [*getattr(self._shares.model._compile_loss, "metrics", ())]
+        by_batch += [metric] if isinstance(metric, keras.metrics.MeanMetricWrapper) else []
+        if self._shares.loss_is != "whole" or sample_weight is not None or metric not in by_batch:
             return sample_weight
+        if len(keras.ops.shape(values)):
+            return None
         return tf.math.divide_no_nan(self._samples, self._samples * self._ranks())
+
+    def of_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Local: what a metric computes by; collective when called, where a number comes out: that of all rows then."""
+        if self._shares.loss_is != "whole" or isinstance(function, keras.losses.Loss):  # which is divided by `loss`
+            return function
+
+        def call(y_true: Any, y_pred: Any, **arguments: Any) -> Any:
+            found = function(y_true, y_pred, **arguments)
+            if isinstance(found, KerasTensor) or len(keras.ops.shape(found)):
+                return found
+            return function(*self._rows_of_all(None, y_true, y_pred)[0], **arguments)
+
+        return call
 
     def moments(self, layer: Any, inputs: Any, mask: Any) -> Any:
         """Collective: mean and variance over the rows of all ranks; None where this layer takes its own."""
@@ -255,9 +273,8 @@ class Step:
     def _times(self, value: Any, factor: tf.Tensor) -> Any:
         return value * tf.cast(factor, value.dtype)
 
-    def _rows_of_all(self, dtype: str, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[list[Any], tf.Tensor]:
+    def _rows_of_all(self, dtype: str | None, *given: Any) -> tuple[list[Any], tf.Tensor]:
         """Collective: labels, outputs and weights of all ranks, as tensors with their masks; and where its own are."""
-        given = [y_true, y_pred, sample_weight]
         leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
         tensors = [keras.ops.convert_to_tensor(leaf, dtype=dtype) for leaf in leaves]
         masks = [tf.cast(mask, tf.bool) for mask in map(get_keras_mask, leaves) if mask is not None]
@@ -268,7 +285,7 @@ class Step:
             if get_keras_mask(leaf) is not None:
                 set_keras_mask(whole, next(of_masks))
         of_all = iter(found)
-        return keras.tree.map_structure(lambda leaf: None if leaf is None else next(of_all), given), own
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else next(of_all), [*given]), own
 
 
 def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
@@ -296,6 +313,18 @@ def _of_keras(thing: Any) -> bool:
     """Local: whether a loss is one that comes with Keras."""
     owner = getattr(thing, "fn", None) or type(thing)
     return str(getattr(owner, "__module__", "")).partition(".")[0] == "keras"
+
+
+def _update_by_function(original: Reduce, metric: Any, *args: Any, **kwargs: Any) -> Any:
+    """Local: as `MeanMetricWrapper.update_state`; collective where its function gives a number of a whole batch."""
+    step, function = _current.get(), metric._fn
+    if step is None:
+        return original(metric, *args, **kwargs)
+    object.__setattr__(metric, "_fn", step.of_whole_batch(function))  # for this call, so Keras need not track it
+    try:
+        return original(metric, *args, **kwargs)
+    finally:
+        object.__setattr__(metric, "_fn", function)
 
 
 @functools.cache
@@ -346,6 +375,7 @@ def _install() -> None:
 
     _patch(keras.losses.Loss, "__call__", call)
     _patch(keras.metrics.Mean, "update_state", update_state)
+    _patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
     _patch(keras_loss, "reduce_weighted_values", reduce)
     _patch(keras.Model, "compute_loss", compute_loss)
     _patch(keras.layers.Layer, "add_loss", add_loss)

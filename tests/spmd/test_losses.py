@@ -308,6 +308,13 @@ def test_own_losses_of_the_whole_batch(loss: Any) -> None:
     check_fit(lambda: plain(loss), rows())
 
 
+def test_own_metrics_of_the_whole_batch() -> None:
+    def explained(y: Any, p: Any) -> Any:
+        return 1 - tf.reduce_sum((y - p) ** 2) / tf.reduce_sum((y - tf.reduce_mean(y, axis=0)) ** 2)
+
+    check_fit(lambda: plain("mse", metrics=[explained, "mae"]), rows())
+
+
 class Adds(keras.layers.Layer):
     """Its loss is a sum over the batch."""
 
