@@ -149,7 +149,8 @@ def _record_files(directory: Path) -> list[Path]:
         files = sorted(path for path in directory.iterdir() if _is_record_file(path))
     except OSError as error:
         raise DataError(f"{directory} cannot be listed ({error.strerror}): check that you may read it") from error
-    deeper = next((file for file in sorted(directory.glob("*/*")) if _is_record_file(file)), None)
-    if deeper is not None and not files:
-        raise DataError(f"{directory} holds TFRecord files in folders: give those to train on, such as {deeper.parent}")
+    folders = list(dict.fromkeys(file.parent for file in sorted(directory.glob("*/*")) if _is_record_file(file)))
+    if folders and not files:
+        one = next((folder for folder in folders if "train" in folder.name.lower()), folders[0])
+        raise DataError(f"{directory} holds TFRecord files in folders: give those to train on, such as {one}")
     return files

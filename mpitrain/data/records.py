@@ -102,7 +102,7 @@ def _records(path: Path) -> list[tuple[int, int]]:
 def _check_not_packed(start: bytes, path: Path) -> None:
     """GZIP and ZLIB, as `tf.io.TFRecordWriter` writes them."""
     if start.startswith(GZIP_START):
-        raise DataError(f"{path} is compressed, so single records cannot be fetched: unpack it with gunzip")
+        raise DataError(f"{path} is compressed, so single records cannot be fetched: unpack it (gunzip < FILE)")
     # A length of records begins with these two bytes now and then, but then its upper bytes are 0.
     if start[:1] == b"\x78" and int.from_bytes(start[:2], "big") % 31 == 0 and any(start[4:8]):
         raise DataError(

@@ -204,3 +204,10 @@ def test_damaged_files_refused(files: Path, damage: Callable[[bytes], bytes], me
     refusal = refused(files / "*.tfrecord")
     assert message in refusal
     assert "b.tfrecord" in refusal
+
+
+def test_files_in_folders_refused_with_the_one_to_train_on(files: Path, tmp_path: Path) -> None:
+    for name in ("test", "train"):
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        (tmp_path / "tree" / name / "a.tfrecord").write_bytes((files / "b.tfrecord").read_bytes())
+    assert refused(tmp_path / "tree").endswith("tree/train")
