@@ -152,8 +152,8 @@ class DataDivision:
             self.note("data", text)
         else:
             kind = "tf.data.Dataset" if isinstance(adapter, TFDatasetAdapter) else type(given["x"]).__name__
-            part = "its rows of each" if way == "rows" else f"every {portion.size}th"
-            self.note("data", f"{call}: every rank reads all of the {kind}, and takes {part} batch")
+            part = "its rows of each batch" if way == "rows" else f"one batch of every {portion.size}"
+            self.note("data", f"{call}: every rank reads all of the {kind}, and takes {part}")
 
 
 def _stateful(model: Any) -> str:
