@@ -284,6 +284,8 @@ class _ModelHook:
             synchronize_before_trace(self._model, counted.data, self._exchange.world)
         if counted.share is None:  # else it is known that ranks read the same, and divide it
             self._first_batches.note(counted.data)
+        steps = getattr(self._model.optimizer, "gradient_accumulation_steps", None)
+        self.latest.note_training(counted.samples, counted.share is not None and bool(steps))
         with sample_count(counted.samples), self.shares.step(training=True):
             return self._step(self._train_step, counted)
 

@@ -82,6 +82,11 @@ class Counted:
         tf.cond(self.counts, lambda: tf.constant(0), put_back)
 
 
+def current_share() -> Any:
+    """Local: this rank's share of the rows of the batch that a step is on; None where no other rank has a part."""
+    return _share.get()
+
+
 def weigh_scalars() -> None:
     """Local: patch Keras' `Mean` and `Sum`: in a step, a number without a weight counts by this rank's share."""
     for kind in (keras.metrics.Mean, keras.metrics.Sum):

@@ -19,13 +19,21 @@ class LatestStep:
 
     Attributes:
         has_rows: its logs may have arrays with a row for each sample.
+        accumulates: of a training step no exchange tells, since gradients of several are exchanged at once.
     """
 
     def __init__(self, exchange: Exchange) -> None:
-        self.has_rows = False
+        self.has_rows = self.accumulates = False
         self._exchange, self._tests = exchange, 0
         with tf.device("CPU:0"):
             self._tested = tf.Variable([0, 0], trainable=False, name="test_batches_and_rows_of_the_latest")
+            self._trained = tf.Variable(0, trainable=False, name="rows_of_the_latest_training_step")
+
+    def note_training(self, samples: Any, accumulates: bool) -> None:
+        """Local: a training step of so many samples begins, or a graph of it is traced."""
+        self.accumulates = accumulates
+        if accumulates:
+            self._trained.assign(samples)
 
     def note_test(self, samples: Any) -> None:
         """Local: a test step of so many samples begins, or a graph of it is traced."""
@@ -55,4 +63,6 @@ class LatestStep:
     @property
     def samples(self) -> float:
         """Of this rank, behind the numbers of the latest step."""
-        return float(self._tested[1].numpy()) if self._tests else self._exchange.latest_samples
+        if self._tests:
+            return float(self._tested[1].numpy())
+        return float(self._trained.numpy()) if self.accumulates else self._exchange.latest_samples

@@ -14,6 +14,7 @@ from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
+from mpitrain.training.counting import current_share
 from mpitrain.training.exchange import (
     EmptyUpdate,
     Exchange,
@@ -193,7 +194,9 @@ class _Hook(Hook):
         if not self.accumulation_steps:
             self._register(grads, variables)
             return self.exchange.mean(grads, variables, self._title, lambda: self._synchronize(variables))
-        samples = tf.cast(current_samples(), tf.float64)
+        # Of a batch that ranks divide the share: Keras counts all batches alike, however many rows they have.
+        share = current_share()
+        samples = tf.cast(current_samples() if share is None else share, tf.float64)
         first = next((g for g in grads if g is not None), samples)
         # After a gradient: at the end of data Keras may run a step without any, in which what depends on
         # constants alone is still counted.

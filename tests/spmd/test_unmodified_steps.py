@@ -148,11 +148,13 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def trained(make: Callable[[], dict[str, Any]], model: Any = None, **compiled: Any) -> Results:
+def trained(
+    make: Callable[[], dict[str, Any]], model: Any = None, accumulate: int | None = None, **compiled: Any
+) -> Results:
     keras.utils.set_random_seed(11)
     model = OwnSteps() if model is None else model()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
-    model.compile(keras.optimizers.Adam(schedule), **compiled)
+    model.compile(keras.optimizers.Adam(schedule, gradient_accumulation_steps=accumulate), **compiled)
     seen = Seen()
     history = model.fit(**make(), epochs=EPOCHS, verbose=0, callbacks=[seen]).history
     weights = [weight.numpy().tolist() for weight in model.trainable_weights]
@@ -180,6 +182,12 @@ def test_several_steps_at_once_are_those_of_one_process(divided: Any, kind: str)
     expected = trained(KINDS[kind], steps_per_execution=2)
     divided()
     same(trained(KINDS[kind], steps_per_execution=2), expected)
+
+
+def test_batches_of_few_rows_count_in_accumulated_gradients_as_in_one_process(divided: Any) -> None:
+    expected = trained(KINDS["arrays"], accumulate=3)
+    divided()
+    same(trained(KINDS["arrays"], accumulate=3), expected)
 
 
 def recurrent() -> Any:
