@@ -55,7 +55,9 @@ def test_the_code_is_that_of_the_rank_which_is_named(
     mpirun: Mpirun, way: str, who: str, phase: str, code: int, words: str | None
 ) -> None:
     finished, seconds = run(mpirun, 3, way, who, phase)
-    assert finished.returncode == code, finished.output
+    # Without MPI_Finalize MPICH's mpirun kills, as soon as the first has ended, those that are slower at it.
+    killed = {9} if (way, who) == ("os._exit", "all") and not mpirun.is_open_mpi else set()
+    assert finished.returncode in {code} | killed, finished.output
     assert seconds < 10, finished.output
     assert finished.stdout.count("END") == (3 if phase in ("end", "atexit") else 0), finished.output
     told = re.findall(r"^mpitrain: (?!warning)", finished.stderr, re.MULTILINE)
