@@ -14,17 +14,17 @@ from mpitrain import errors
 __version__ = "0.1.0"
 
 _HOME = {
-    "World": "mpitrain.comm.world",
-    "init": "mpitrain.comm.world",
+    "World": "mpitrain.world.world",
+    "init": "mpitrain.world.world",
     "DistributedOptimizer": "mpitrain.training.optimizer",
     "DistributedGradientTape": "mpitrain.training.tape",
-    "ParameterServer": "mpitrain.training.servers",
-    "pull_rows": "mpitrain.training.servers",
-    "sample_count": "mpitrain.training.exchange",
+    "ParameterServer": "mpitrain.strategies.parameter_server.servers",
+    "pull_rows": "mpitrain.strategies.parameter_server.servers",
+    "sample_count": "mpitrain.strategies.exchange",
     "broadcast_variables": "mpitrain.training.functional",
     "verify_replicas": "mpitrain.training.functional",
-    "callbacks": "mpitrain.training.callbacks",
-    "Trainer": "mpitrain.training.trainer",
+    "callbacks": "mpitrain.callbacks",
+    "Trainer": "mpitrain.trainer.trainer",
     "shard": "mpitrain.training.functional",
     "cluster": "mpitrain.cluster",
     "placement": "mpitrain.placement",
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from mpitrain import cluster, placement
+    from mpitrain import callbacks, cluster, placement
     from mpitrain.collectives.objects import (
         all_gather_obj,
         all_reduce_obj,
@@ -82,14 +82,13 @@ if TYPE_CHECKING:
         reduce_scatter_obj,
     )
     from mpitrain.collectives.operations import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-    from mpitrain.comm.world import World, init
-    from mpitrain.training import callbacks
-    from mpitrain.training.exchange import sample_count
+    from mpitrain.strategies.exchange import sample_count
+    from mpitrain.strategies.parameter_server.servers import ParameterServer, pull_rows
+    from mpitrain.trainer.trainer import Trainer
     from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
     from mpitrain.training.optimizer import DistributedOptimizer
-    from mpitrain.training.servers import ParameterServer, pull_rows
     from mpitrain.training.tape import DistributedGradientTape
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.world.world import World, init
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.world.world import World
 
 BYTES = (4, 4096, 262144)
 CALLS = 200

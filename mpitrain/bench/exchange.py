@@ -9,8 +9,8 @@ import numpy as np
 
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median, ratio
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.world.world import World
 
 MEBIBYTES = (1.0, 16.0, 64.0, 256.0)
 TENSORS = (1, 20, 200)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 NAP_SECONDS = 0.02
 

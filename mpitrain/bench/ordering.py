@@ -10,8 +10,8 @@ from typing import Any
 from mpitrain.bench.interleave import interleave, on_root
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.cluster.server import Server, start_server
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.world.world import World
 
 MEBIBYTES, TENSORS, WINDOWS = 2.0, 8, (1, 2)
 WORK_SECONDS = 0.1  # with each tensor, where the rate of the link does not tell how long one travels

@@ -11,8 +11,8 @@ from typing import Any
 
 from mpitrain.bench.step import Peer, Step
 from mpitrain.bench.workload import loss_and_gradients, optimizer, train_step, workload
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.world.world import World
 
 MIRRORED = "MultiWorkerMirroredStrategy"
 HOROVOD = "Horovod"

@@ -39,7 +39,7 @@ def main(name: str, batch_size: int, directory: Path) -> None:
         batch_size: of each rank.
         directory: for events and checkpoints.
     """
-    from mpitrain.comm.world import init
+    from mpitrain.world.world import init
 
     world = init()
     if world.is_root:
@@ -48,9 +48,9 @@ def main(name: str, batch_size: int, directory: Path) -> None:
     import tensorflow as tf
 
     from mpitrain.bench.workload import optimizer, workload
+    from mpitrain.checkpoint.options import Options
     from mpitrain.data.source import Samples, Share, assemble
-    from mpitrain.training.checkpoint.options import Options
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.trainer.trainer import Trainer
 
     victim = world.rank == world.size - 1 and FAULT not in dict(events(directory))
 

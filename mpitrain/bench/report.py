@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.comm.all_reduce import describe
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "MPITRAIN_ALL_REDUCE")  # variables that change the figures
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpitrain.bench.interleave import on_root
 from mpitrain.cluster.server import start_server
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 NAME = "ParameterServerStrategy"
 

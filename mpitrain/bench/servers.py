@@ -14,11 +14,11 @@ from mpitrain.bench.exchange import split
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.bench.server_strategy import NAME, ServerStrategy
-from mpitrain.comm.world import World, use
 from mpitrain.errors import AgreedError
-from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.parameter_server import client_of, connect
-from mpitrain.strategies.roles import Roles
+from mpitrain.strategies.parameter_server.connection import client_of, connect
+from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.parameter_server.roles import Roles
+from mpitrain.world.world import World, use
 
 TENSORS = 16
 CALLS = 2
@@ -184,8 +184,8 @@ def _throughput(world: World, straggler: Straggler) -> dict[str, tuple[float, ..
     import keras
     import tensorflow as tf
 
-    from mpitrain.training.exchange import exchange_of
-    from mpitrain.training.hooks import hook_of
+    from mpitrain.strategies.exchange import exchange_of
+    from mpitrain.strategies.hooks import hook_of
     from mpitrain.training.optimizer import DistributedOptimizer
 
     variables = [keras.Variable(np.zeros((64, 64), np.float32), name="variable")]

@@ -11,8 +11,8 @@ from functools import partial
 from mpitrain.bench.interleave import block, interleave, on_root
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.bench.workload import Workload, optimizer, train_step, workload
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.world.world import World
 
 BLOCK_SECONDS = 1.0
 FEWEST_STEPS, MOST_STEPS = 2, 200
@@ -65,7 +65,7 @@ def measure(
 
 
 def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mapping[str, Peer]) -> Row:
-    from mpitrain.training.exchange import exchange_of
+    from mpitrain.strategies.exchange import exchange_of
 
     load = workload(name, batch_size, seed=world.rank)
     compute, exchanged = _steps(load, world)

@@ -16,8 +16,8 @@ from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.server_strategy import ServerStrategy
 from mpitrain.bench.workload import MODELS
 from mpitrain.cli import machine as ranks
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError, UsageError
+from mpitrain.world.world import World
 
 Subparsers = Any  # argparse._SubParsersAction, which is private
 

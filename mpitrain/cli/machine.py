@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mpitrain.comm.world import World, init
 from mpitrain.config import rules
+from mpitrain.world.world import World, init
 
 # Those that take a value.
 VALUED = (

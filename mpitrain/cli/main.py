@@ -185,8 +185,8 @@ def leave_with(error: UsageError) -> NoReturn:
     Raises:
         AgreedError: always; the other ranks are in the first agreement of their command.
     """
-    from mpitrain.comm.together import together
-    from mpitrain.comm.world import init
+    from mpitrain.world.consensus import together
+    from mpitrain.world.world import init
 
     world = init()
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.cli import machine
-from mpitrain.comm.together import same, together
-from mpitrain.comm.world import World
 from mpitrain.config import TrainConfig, check_needs, rules
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.faults.options import NON_FINITE
 from mpitrain.observe.ranks import places, table
-from mpitrain.strategies.choice import device_of, options_of
-from mpitrain.strategies.parameter_server import connect
+from mpitrain.strategies.parameter_server.choice import device_of, options_of
+from mpitrain.strategies.parameter_server.connection import connect
+from mpitrain.world.consensus import same, together
+from mpitrain.world.world import World
 
 # Options of this command that take a value; the others are switches.
 STRATEGY = (
@@ -163,8 +163,8 @@ def check_given(arguments: argparse.Namespace, given: set[str]) -> None:
 
 def _run(world: World, arguments: argparse.Namespace) -> None:
     """Collective: what those ranks do that compute."""
-    from mpitrain.training import script
-    from mpitrain.training.divided import Division
+    from mpitrain.scripts import script
+    from mpitrain.scripts.divided import Division
 
     is_module = arguments.rest[0] == "-m"
     name, *rest = arguments.rest[is_module:] or [""]

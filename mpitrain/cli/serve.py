@@ -19,12 +19,12 @@ from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
 from mpitrain.cluster.serving import Client, Signals, check_client, serve
-from mpitrain.comm.together import root_only, same, together
-from mpitrain.comm.world import World
 from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
 from mpitrain.runtime.topology import Topology
+from mpitrain.world.consensus import root_only, same, together
+from mpitrain.world.world import World
 
 USAGE = """mpirun -np N python -m mpitrain serve [options]
        mpirun -np N python -m mpitrain serve [options] client.py [its arguments]

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain import __version__
-from mpitrain.comm.together import root_only, same, together
-from mpitrain.comm.world import World, init
+from mpitrain.checkpoint.output import prepare_directory
 from mpitrain.config import DEFAULT_JOB, TrainConfig, merge, read_file, rules
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.observe.ranks import Place, places, table
 from mpitrain.rules import Rule
-from mpitrain.strategies.choice import device_of, options_of
-from mpitrain.strategies.parameter_server import connect, is_served
-from mpitrain.training.output import prepare_directory
+from mpitrain.strategies.parameter_server.choice import device_of, options_of
+from mpitrain.strategies.parameter_server.connection import connect, is_served
+from mpitrain.world.consensus import root_only, same, together
+from mpitrain.world.world import World, init
 
 if TYPE_CHECKING:
     from mpitrain.data.source import Preprocessing
-    from mpitrain.training.job import Job
-    from mpitrain.training.trainer import Summary
+    from mpitrain.trainer.job import Job
+    from mpitrain.trainer.trainer import Summary
 
 EPILOG = (
     "Under mpirun -np N the job has N ranks. Every option can stand in FILE.toml. Measure with: mpitrain bench --help"
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(world: World, config: TrainConfig, found: list[Place], began: float, shown: TextIO) -> None:
     """Collective: what those ranks do that compute."""
     root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
-    from mpitrain.training.job import prepare
+    from mpitrain.trainer.job import prepare
 
     if world.is_root and found:
         print(table(found), flush=True)
@@ -165,7 +165,7 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
     changes = f"scaling with ranks: {config.lr_scaling}, decay: {config.lr_decay}"
     servers = []
     if is_served(world):
-        from mpitrain.training.served_setup import described
+        from mpitrain.strategies.parameter_server.setup import described
 
         servers = described(job.model, job.optimizer, world, config.show_plan)
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
@@ -192,7 +192,7 @@ def _optimizer(config: TrainConfig, job: Job) -> str:
 
 def _preprocessing(wanted: Preprocessing, model: str) -> str:
     """What becomes of samples in the model."""
-    from mpitrain.training.models import is_own
+    from mpitrain.trainer.models import is_own
 
     if is_own(model):
         left = f", so it has to divide them by {wanted.scale:g} itself" if wanted.scale != 1 else ""

@@ -11,12 +11,12 @@ from typing import Any
 from mpitrain.cluster import network
 from mpitrain.cluster.jobs import Cluster, Task, arrange, sizes
 from mpitrain.cluster.network import THIS_HOST, Network
-from mpitrain.comm.together import together
-from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.faults import interfaces
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
+from mpitrain.world.consensus import together
+from mpitrain.world.world import World, current_world
 
 EXPOSED = (
     "whoever reaches a TensorFlow server can run programs and read files there as the user who started it: gRPC asks "

@@ -18,11 +18,11 @@ import numpy as np
 
 from mpitrain.cluster.record import BEAT_SECONDS, VARIABLE, Record
 from mpitrain.comm.communicator import Communicator, Request
-from mpitrain.comm.world import World
 from mpitrain.errors import UsageError
 from mpitrain.launch import report
 from mpitrain.launch.dialect import without_rank
 from mpitrain.runtime.signals import StopSignals
+from mpitrain.world.world import World
 
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 35.0  # from a signal to the end of this rank, whatever the others do

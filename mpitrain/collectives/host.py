@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.comm import adasum
 from mpitrain.comm.communicator import Buffer, Op, scale
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
 GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")

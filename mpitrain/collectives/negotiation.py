@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.collectives.host import SESSION_ROUND
-from mpitrain.comm.world import World
 from mpitrain.errors import CollectiveError, MismatchError
+from mpitrain.world.world import World
 
 STALL_SECONDS = 60.0
 ROUND_SECONDS = 1e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from mpitrain.comm.world import World, current_world
+from mpitrain.world.world import World, current_world
 
 Found = TypeVar("Found")
 

@@ -10,9 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.collectives.objects import all_found
-from mpitrain.comm import groups
-from mpitrain.comm import world as worlds
-from mpitrain.comm.world import World
 from mpitrain.horovod import keras2, session_threads, timeline
 from mpitrain.horovod.process_sets import (
     DYNAMIC_VARIABLE,
@@ -24,6 +21,9 @@ from mpitrain.horovod.process_sets import (
     table,
     told,
 )
+from mpitrain.world import groups
+from mpitrain.world import world as worlds
+from mpitrain.world.world import World
 
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
 session_threads.install()

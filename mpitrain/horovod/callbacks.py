@@ -14,8 +14,8 @@ from mpitrain.collectives import operations as collectives
 from mpitrain.horovod.basics import rank, size, world
 from mpitrain.horovod.gradients import LocalVariables
 from mpitrain.horovod.variables import broadcast_variables
+from mpitrain.strategies.replicas import has_value
 from mpitrain.training.optimizer import slots_of
-from mpitrain.training.replicas import has_value
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):

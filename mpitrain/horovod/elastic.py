@@ -16,12 +16,12 @@ import keras
 import tensorflow as tf
 
 from mpitrain.collectives import objects
-from mpitrain.comm import shrinking, watch
 from mpitrain.errors import CollectiveError, MismatchError, RankLostError
 from mpitrain.horovod.basics import rank, world
 from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from mpitrain.horovod.variables import broadcast_object, broadcast_variables
-from mpitrain.training.exchange import exchange_of
+from mpitrain.strategies.exchange import exchange_of
+from mpitrain.world import shrinking, watch
 
 RESET = "reset of an elastic job"
 

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpitrain.comm.world import World
 from mpitrain.horovod.basics import Average, Sum
 from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.operations import allreduce
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, table
 from mpitrain.reduction.buckets import BucketPlan
-from mpitrain.training.exchange import Exchange, exchange_of
+from mpitrain.strategies.exchange import Exchange, exchange_of
+from mpitrain.world.world import World
 
 
 def scaled(gradient: Any, factor: float) -> Any:

@@ -15,10 +15,10 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from mpitrain.collectives import operations as collectives
-from mpitrain.comm.world import World
 from mpitrain.horovod.basics import OPERATIONS, Adasum, Average, Sum, operation
 from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
+from mpitrain.world.world import World
 
 
 @dataclass(frozen=True)

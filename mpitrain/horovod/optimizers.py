@@ -15,8 +15,8 @@ from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.gradients import GradientExchange, LocalVariables, Options, exchange_for, scaled
 from mpitrain.horovod.legacy import LegacyOptimizer
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set
+from mpitrain.strategies.hooks import hook_of
 from mpitrain.training import optimizer as distributed
-from mpitrain.training.hooks import hook_of
 
 ATTRIBUTE = "_mpitrain_scaled"
 

@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.collectives.objects import all_found
-from mpitrain.comm import groups
-from mpitrain.comm.world import World
 from mpitrain.errors import CollectiveError
+from mpitrain.world import groups
+from mpitrain.world.world import World
 
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 ERROR_INIT, ERROR_UNKNOWN_SET = -1, -3  # what `process_set_included_op` gives

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 VARIABLE, MARK_VARIABLE = "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # Horovod writes them without underscores

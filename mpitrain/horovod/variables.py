@@ -13,8 +13,8 @@ from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.horovod.basics import world
 from mpitrain.horovod.operations import broadcast
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
-from mpitrain.training import replicas
-from mpitrain.training.exchange import current_exchange
+from mpitrain.strategies import replicas
+from mpitrain.strategies.exchange import current_exchange
 
 
 def broadcast_variables(

@@ -7,9 +7,9 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from mpitrain.comm.world import World
 from mpitrain.runtime.columns import columns
 from mpitrain.runtime.threads import available_cores
+from mpitrain.world.world import World
 
 TITLES = ("rank", "node", "host", "local rank", "device", "cores", "memory")
 MOST_ROWS = 16  # more ranks are told by host, and of more hosts the first and the last

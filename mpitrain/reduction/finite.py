@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.comm import watch
-from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import NonFiniteError
 from mpitrain.reduction.buckets import Bucket, BucketPlan
+from mpitrain.world import watch
+from mpitrain.world.agreement import Agreement
 
 # Of each bucket this much is looked at in every update, all of it in each WHOLE_EVERY-th. A value that is not finite
 # on its way back through the model enters whole columns of a kernel's gradient, so its first rows show it.

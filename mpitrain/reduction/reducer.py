@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.comm.agreement import Agreed, Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import MismatchError, MpitrainError
@@ -18,6 +17,7 @@ from mpitrain.reduction.buckets import Bucket, BucketPlan
 from mpitrain.reduction.finite import FiniteCheck
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import exchange_rows
+from mpitrain.world.agreement import Agreed, Agreement
 
 
 @dataclass

@@ -1,22 +1,22 @@
-"""What a Keras `fit` needs to be data-parallel, as one callback; and by name the one that writes checkpoints."""
+"""What a Keras `fit` needs to be data-parallel, as one callback."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.comm.world import World, current_world
 from mpitrain.faults.activity import Phase
+from mpitrain.strategies.exchange import Exchange, exchange_of, sample_count
+from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.replicas import average_statistics, verify_replicas
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.counting import Counted
-from mpitrain.training.exchange import Exchange, exchange_of, sample_count
 from mpitrain.training.first_batches import FirstBatches
-from mpitrain.training.hooks import hook_of
 from mpitrain.training.latest_step import LatestStep
 from mpitrain.training.logs import Logs, epoch_logs, global_metrics, leaves_of
 from mpitrain.training.metric_states import observe
@@ -30,23 +30,10 @@ from mpitrain.training.model_state import (
     synchronize_before_trace,
 )
 from mpitrain.training.optimizer import DistributedOptimizer
-from mpitrain.training.replicas import average_statistics, verify_replicas
 from mpitrain.training.shares import LossIs, Shares
+from mpitrain.world.world import World, current_world
 
-if TYPE_CHECKING:
-    from mpitrain.training.checkpoint.callback import Checkpoint
-
-__all__ = ["Checkpoint", "DataParallel"]
 ATTRIBUTE = "_mpitrain_hook"
-
-
-def __getattr__(name: str) -> Any:
-    """The callback `Checkpoint`, from a module that needs this one."""
-    if name != "Checkpoint":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mpitrain.training.checkpoint.callback import Checkpoint
-
-    return Checkpoint
 
 
 class DataParallel(keras.callbacks.Callback):

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.training.hooks import Hook
+from mpitrain.strategies.hooks import Hook
 from mpitrain.training.step_collectives import NotCompilableError, compiled
 
 TrainStep = Callable[[Any], Any]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.comm.world import World, current_world
 from mpitrain.data import sharding
-from mpitrain.training import replicas
+from mpitrain.strategies import replicas
+from mpitrain.world.world import World, current_world
 
 
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World | None = None) -> None:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from mpitrain.data.portions import count_rows
-from mpitrain.training.exchange import Exchange
+from mpitrain.strategies.exchange import Exchange
 
 
 class LatestStep:

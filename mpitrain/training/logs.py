@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError
+from mpitrain.strategies.replicas import describe
 from mpitrain.training.metric_states import Numbers, Result, over_ranks
-from mpitrain.training.replicas import describe
+from mpitrain.world.world import World
 
 Path = tuple[str | int, ...]  # of a value: its name in the logs, then its places in lists and dictionaries
 Leaves = dict[Path, Any]

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.communicator import Op
-from mpitrain.comm.world import World
-from mpitrain.training.replicas import has_value
+from mpitrain.strategies.replicas import has_value
+from mpitrain.world.world import World
 
 Numbers = dict[str, Any]
 Result = Callable[[], Mapping[str, Any]]

@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.comm.world import World
-from mpitrain.training.exchange import Exchange
-from mpitrain.training.hooks import hook_of
+from mpitrain.strategies.exchange import Exchange
+from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.replicas import adopt, average_statistics, has_value, part_streams, synchronize
 from mpitrain.training.optimizer import replicated_state
-from mpitrain.training.replicas import adopt, average_statistics, has_value, part_streams, synchronize
+from mpitrain.world.world import World
 
 
 def synchronize_before_trace(model: Any, data: Any, world: World) -> None:

@@ -10,12 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpitrain.comm.world import World, current_world
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
-from mpitrain.training.counting import current_share
-from mpitrain.training.exchange import (
+from mpitrain.strategies.exchange import (
     EmptyUpdate,
     Exchange,
     added_up,
@@ -25,8 +23,10 @@ from mpitrain.training.exchange import (
     sample_count,
     sums,
 )
-from mpitrain.training.hooks import ATTRIBUTE, Hook, hook_of
-from mpitrain.training.replicas import has_value, synchronize
+from mpitrain.strategies.hooks import ATTRIBUTE, Hook, hook_of
+from mpitrain.strategies.replicas import has_value, synchronize
+from mpitrain.training.counting import current_share
+from mpitrain.world.world import World, current_world
 
 
 def DistributedOptimizer(  # noqa: N802 (the field's name)
@@ -82,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
 
 def _served(optimizer: Any, world: World) -> Any:
     """Local: make parameter servers do the updates of an optimizer."""
-    from mpitrain.training.served import ServedExchange, ServedHook
+    from mpitrain.strategies.parameter_server.served import ServedExchange, ServedHook
 
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:

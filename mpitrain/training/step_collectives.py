@@ -16,7 +16,7 @@ import tensorflow as tf
 from mpitrain.collectives import host
 from mpitrain.collectives.ordering import checked_call, in_turn
 from mpitrain.comm.communicator import Buffer
-from mpitrain.comm.world import World
+from mpitrain.world.world import World
 
 LABEL = f" named '{host.IN_STEP}'"
 _compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled", default=False)

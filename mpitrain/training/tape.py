@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.comm.world import World
-from mpitrain.training.exchange import Exchange, added_up, current_exchange, current_samples, sample_count, sums
+from mpitrain.strategies.exchange import Exchange, added_up, current_exchange, current_samples, sample_count, sums
+from mpitrain.world.world import World
 
 
 class DistributedGradientTape:

@@ -57,8 +57,8 @@ def main(directory: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
+    from mpitrain.checkpoint.options import Options
     from mpitrain.data.load import load
-    from mpitrain.training.checkpoint.options import Options
 
     steps = open(directory / f"steps-{world.size}-{world.rank}", "w", buffering=1)  # noqa: SIM115, PTH123
 

@@ -15,8 +15,8 @@ import time
 import numpy as np
 
 import mpitrain
-from mpitrain.comm import shrinking
 from mpitrain.errors import RankLostError
+from mpitrain.world import shrinking
 
 STEPS = 40
 SIZES = {"header": 1, "small": 1000, "large": 100_000, "ring": 1_000_000}

@@ -31,11 +31,11 @@ import keras
 import numpy as np
 
 import mpitrain
+from mpitrain.checkpoint.options import Options
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.sharding import EpochOrder
 from mpitrain.data.source import DataSource, Share, assemble
-from mpitrain.training.checkpoint.options import Options
-from mpitrain.training.survival import Loss
+from mpitrain.trainer.survival import Loss
 
 SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
 directory, strategy, *kills = sys.argv[1:]

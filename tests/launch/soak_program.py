@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from mpitrain.cli.main import main
-from mpitrain.comm import world
 from mpitrain.faults import stacks
+from mpitrain.world import world
 
 LOOK_SECONDS = 0.003
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.training.checkpoint import files
+from mpitrain.checkpoint import files
 from tests.launch.conftest import REPOSITORY, Mpirun
 
 SECONDS = 120.0  # for one case, on a busy machine

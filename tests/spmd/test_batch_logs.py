@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import AgreedError
-from mpitrain.training.batches import alike, looks_at
+from mpitrain.scripts.batch_callbacks import alike, looks_at
+from mpitrain.strategies.exchange import exchange_of
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.training.exchange import exchange_of
 from mpitrain.training.logs import leaves_of
 from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 

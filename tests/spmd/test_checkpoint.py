@@ -19,17 +19,17 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
-from mpitrain.comm.agreement import Agreement
+from mpitrain.callbacks import Checkpoint, DataParallel
+from mpitrain.checkpoint.options import Options
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.local import LocalCommunicator
-from mpitrain.comm.world import World
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.source import DataSource, Share, assemble
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.topology import Topology
-from mpitrain.training.callbacks import Checkpoint, DataParallel
-from mpitrain.training.checkpoint.options import Options
-from mpitrain.training.trainer import Trainer
+from mpitrain.trainer.trainer import Trainer
+from mpitrain.world.agreement import Agreement
+from mpitrain.world.world import World
 from tests.spmd.truth import WORLD
 
 pytestmark = pytest.mark.two_ranks

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import AgreedError, MismatchError
-from mpitrain.training.exchange import current_exchange, exchange_of
+from mpitrain.strategies.exchange import current_exchange, exchange_of
 from tests.spmd.truth import WORLD, batches, merged
 
 pytestmark = pytest.mark.usefixtures("double_precision")  # also of learning rates

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import ReplicaError, UsageError
+from mpitrain.strategies.exchange import exchange_of
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.training.exchange import exchange_of
 from tests.spmd.truth import FEATURES, WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 
 RANKS = range(WORLD.size)

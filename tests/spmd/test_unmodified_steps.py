@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError
-from mpitrain.training.divided import Division
-from mpitrain.training.names import Names
-from mpitrain.training.unmodified import Unmodified
+from mpitrain.scripts.divided import Division
+from mpitrain.scripts.names import Names
+from mpitrain.scripts.unmodified import Unmodified
 from tests.spmd.truth import WORLD
 
 ROWS, BATCH, EPOCHS = 21, 5, 3  # the last batch has one row, fewer than there are ranks

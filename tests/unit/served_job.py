@@ -11,18 +11,18 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.comm import simulated
-from mpitrain.comm import world as worlds
 from mpitrain.comm.communicator import Communicator
-from mpitrain.comm.world import World, world_of
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.parameter_server import connect
-from mpitrain.training.exchange import exchange_of, sample_count
-from mpitrain.training.hooks import hook_of
+from mpitrain.strategies.exchange import exchange_of, sample_count
+from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.parameter_server.connection import connect
+from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.world import world as worlds
+from mpitrain.world.world import World, world_of
 from tests.unit.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]

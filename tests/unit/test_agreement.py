@@ -8,8 +8,8 @@ import time
 import pytest
 
 from mpitrain.comm import simulated
-from mpitrain.comm.agreement import Agreement
 from mpitrain.errors import MismatchError, RankFinishedError
+from mpitrain.world.agreement import Agreement
 
 
 def agreement(communicator: simulated.SimulatedCommunicator) -> Agreement:

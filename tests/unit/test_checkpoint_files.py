@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.checkpoint import files
+from mpitrain.checkpoint.files import ARRAYS, DTYPES, MANIFEST, MODEL, DamagedError, Snapshot
+from mpitrain.checkpoint.store import Quality, Store, read_one
+from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.errors import UsageError
-from mpitrain.training.checkpoint import files
-from mpitrain.training.checkpoint.files import ARRAYS, DTYPES, MANIFEST, MODEL, DamagedError, Snapshot
-from mpitrain.training.checkpoint.store import Quality, Store, read_one
-from mpitrain.training.checkpoint.writer import BackgroundWriter
 
 
 def example() -> Snapshot:
@@ -202,8 +202,8 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 KILLED = """
 import sys, numpy as np
 from pathlib import Path
-from mpitrain.training.checkpoint.files import Snapshot
-from mpitrain.training.checkpoint.store import Store
+from mpitrain.checkpoint.files import Snapshot
+from mpitrain.checkpoint.store import Store
 store, number = Store(Path(sys.argv[1]), keep=2), 0
 print("ready", flush=True)
 while True:
@@ -233,9 +233,9 @@ def test_killed_at_any_moment_a_whole_one_is_left(tmp_path: Path, after_seconds:
 FULL = """
 import resource, sys, numpy as np
 from pathlib import Path
-from mpitrain.training.checkpoint.files import Snapshot
-from mpitrain.training.checkpoint.store import Store
-from mpitrain.training.checkpoint.writer import BackgroundWriter
+from mpitrain.checkpoint.files import Snapshot
+from mpitrain.checkpoint.store import Store
+from mpitrain.checkpoint.writer import BackgroundWriter
 store = Store(Path(sys.argv[1]))
 writer = BackgroundWriter(print)
 def write(n): return lambda: store.write(Snapshot({"x": np.zeros(n, np.uint8)}))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.checkpoint import resumption as checkpoint_resumption
+from mpitrain.checkpoint.files import ARRAYS, Snapshot
+from mpitrain.checkpoint.leaving import exit_code, where_from
+from mpitrain.checkpoint.options import Dealt, Options, Position
+from mpitrain.checkpoint.resumption import Resumption, position_among, resumption
+from mpitrain.checkpoint.store import Store
 from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.launch.report import Reporter
-from mpitrain.training.checkpoint import resumption as checkpoint_resumption
-from mpitrain.training.checkpoint.files import ARRAYS, Snapshot
-from mpitrain.training.checkpoint.leaving import exit_code, where_from
-from mpitrain.training.checkpoint.options import Dealt, Options, Position
-from mpitrain.training.checkpoint.resumption import Resumption, position_among, resumption
-from mpitrain.training.checkpoint.store import Store
 
 HERE = Path("checkpoints")
 

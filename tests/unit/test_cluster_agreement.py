@@ -11,11 +11,11 @@ import pytest
 from mpitrain.cluster import Cluster, Task, cluster_spec, tf_config
 from mpitrain.cluster.network import reserve
 from mpitrain.comm import simulated
-from mpitrain.comm.world import World, world_of
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
+from mpitrain.world.world import World, world_of
 
 
 def on_ranks(hosts: Sequence[str], action: Callable[[World], Cluster | str]) -> list[Cluster | str]:

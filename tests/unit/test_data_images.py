@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.checkpoint.options import Position
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import DataError
-from mpitrain.training.checkpoint.options import Position
-from mpitrain.training.damaged import naming_damaged
+from mpitrain.trainer.damaged import naming_damaged
 
 
 def read(spec: Path, rank: int = 0, size: int = 1, **options: Any) -> DataSource:

@@ -17,9 +17,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.data.adapters import Divided, Way, adapter_of
 from mpitrain.data.portions import Portion, Share, count_rows
 from mpitrain.errors import AgreedError
+from mpitrain.scripts.adapters import Divided, Way, adapter_of
 
 ROWS, BATCH = 21, 5  # the last batch has fewer rows than there are ranks
 X = np.arange(ROWS * 2.0, dtype="float32").reshape(ROWS, 2)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm import watch
 from mpitrain.errors import UsageError
-from mpitrain.faults import alike, handshake, processes, report, stacks, stalls, wire
+from mpitrain.faults import comparison as alike
+from mpitrain.faults import handshake, processes, report, stacks, stalls, wire
 from mpitrain.faults.activity import Activity, checksum
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
@@ -25,6 +25,7 @@ from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.same_data import SameData
 from mpitrain.faults.stacks import Stack
 from mpitrain.faults.stalls import RankState
+from mpitrain.world import watch
 
 INSIDE: dict[str, Any] = {"heard": True, "position": 9, "waiting_seconds": 40.0, "inside": "a bucket"}
 BEHIND: dict[str, Any] = {"heard": True, "position": 8}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated, watch
-from mpitrain.comm.agreement import Agreement
+from mpitrain.comm import simulated
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.errors import NonFiniteError
 from mpitrain.reduction import finite
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.reducer import Reducer
+from mpitrain.world import watch
+from mpitrain.world.agreement import Agreement
 
 SPECS = [TensorSpec("a/kernel", (5, 3), "float32"), TensorSpec("a/bias", (3,), "float32")]
 LARGE = [TensorSpec("b/kernel", (1000, 400), "float32")]

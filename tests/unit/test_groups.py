@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mpitrain.comm import simulated
-from mpitrain.comm.groups import group
-from mpitrain.comm.world import World, world_of
 from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
+from mpitrain.world.groups import group
+from mpitrain.world.world import World, world_of
 
 
 def world(communicator: simulated.SimulatedCommunicator) -> World:

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from mpitrain.comm import simulated
 from mpitrain.comm.simulated import SimulatedCommunicator
-from mpitrain.comm.world import world_of
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.training.handed import Handed, summary
+from mpitrain.scripts.handed import Handed, summary
+from mpitrain.world.world import world_of
 
 RNG = np.random.default_rng(5)
 PICTURES = RNG.normal(size=(3000, 8, 8)).astype(np.float32)

@@ -15,8 +15,8 @@ from mpitrain.data.load import load
 from mpitrain.data.pictures import Form, decode
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import ModelError
-from mpitrain.training.models import build
-from mpitrain.training.objective import check_compiled, check_fits, objective
+from mpitrain.trainer.models import build
+from mpitrain.trainer.objective import check_compiled, check_fits, objective
 
 MODULE = """
 import keras

@@ -21,7 +21,7 @@ from mpitrain.config import TrainConfig, merge, read_file, rules
 from mpitrain.data.load import OPTIONS, load
 from mpitrain.errors import DataError, UsageError
 from mpitrain.faults.options import FaultOptions
-from mpitrain.training import job
+from mpitrain.trainer import job
 
 # Of the job without a script. These act whatever else is given; the tests of what they do are elsewhere.
 ALWAYS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 SHARED = """
 import os, sys
 from pathlib import Path
-from mpitrain.training.own_files import share_directories
+from mpitrain.scripts.own_files import share_directories
 share_directories()
 os.chdir(sys.argv[1])
 os.utime("old", (0, 0))
@@ -56,7 +56,7 @@ WATCHED = """
 import json, os, sys, tempfile, warnings
 from pathlib import Path
 import numpy as np
-from mpitrain.training.own_files import OwnFiles
+from mpitrain.scripts.own_files import OwnFiles
 rows = []
 OwnFiles(lambda part, text: rows.append(text.partition(":")[0]), 4, is_root=True).watch()
 os.chdir(sys.argv[1])

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.checkpoint.files import Snapshot
+from mpitrain.checkpoint.output import prepare_directory
+from mpitrain.checkpoint.store import Store
 from mpitrain.cluster.jobs import Cluster
 from mpitrain.cluster.record import Record
 from mpitrain.comm.all_reduce import AllReduce
@@ -28,15 +31,12 @@ from mpitrain.launch.ssh import Ssh
 from mpitrain.launch.starter import keeper_words
 from mpitrain.runtime import cache
 from mpitrain.runtime.hostfile import Host
-from mpitrain.training.checkpoint.files import Snapshot
-from mpitrain.training.checkpoint.store import Store
-from mpitrain.training.output import prepare_directory
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
 UNPICKLING = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 # Calls that run text as code, or hand it to a shell, and where one has to.
 RUNNING = {"eval", "exec", "system", "popen", "getoutput", "getstatusoutput"}
-ALLOWED = {("exec", "training/script.py")}  # the user's own script
+ALLOWED = {("exec", "scripts/script.py")}  # the user's own script
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpitrain.comm import shrinking
-from mpitrain.comm.world import World
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
-from mpitrain.strategies.messages import Kind, Message
-from mpitrain.strategies.parameter_server import client_of
-from mpitrain.training.exchange import exchange_of, sample_count
-from mpitrain.training.hooks import hook_of
+from mpitrain.strategies.exchange import exchange_of, sample_count
+from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.parameter_server.connection import client_of
+from mpitrain.strategies.parameter_server.messages import Kind, Message
+from mpitrain.strategies.parameter_server.servers import pull_rows
 from mpitrain.training.optimizer import DistributedOptimizer
-from mpitrain.training.servers import pull_rows
+from mpitrain.world import shrinking
+from mpitrain.world.world import World
 from tests.unit.served_job import DeathError, gradients_of, run, samples_of
 
 SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]

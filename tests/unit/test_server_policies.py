@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.strategies.averages import clip_factors, mean, mean_rows
-from mpitrain.strategies.messages import COLUMNS, Answer, Kind, Message, Status
-from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.policies import LOST, AsyncPolicy, Push, SyncPolicy, stalest
+from mpitrain.strategies.parameter_server.averages import clip_factors, mean, mean_rows
+from mpitrain.strategies.parameter_server.messages import COLUMNS, Answer, Kind, Message, Status
+from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.parameter_server.policies import LOST, AsyncPolicy, Push, SyncPolicy, stalest
 
 PARTS = (0, 2)
 
@@ -225,7 +225,7 @@ def test_factors_of_clipping() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_half_precision_does_not_overflow(workers: int) -> None:
-    from mpitrain.strategies.arrays import rounded
+    from mpitrain.strategies.parameter_server.arrays import rounded
 
     array = np.array([1e30, -1e30, 1.0] * workers, np.float32)
     found = rounded(array, np.dtype(np.float16))

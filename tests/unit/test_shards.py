@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec, plan_buckets
-from mpitrain.strategies.options import ServerOptions
-from mpitrain.strategies.roles import Roles, roles
-from mpitrain.strategies.shards import Shard, parts_of, shard_map, table
+from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.parameter_server.roles import Roles, roles
+from mpitrain.strategies.parameter_server.shards import Shard, parts_of, shard_map, table
 
 SPECS = [
     TensorSpec("a/kernel", (100, 10), "float32"),

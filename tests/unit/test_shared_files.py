@@ -9,12 +9,12 @@ import pytest
 
 from mpitrain.comm import simulated
 from mpitrain.comm.simulated import SimulatedCommunicator
-from mpitrain.comm.world import World, world_of
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.training.names import Names
-from mpitrain.training.once import acting, once
+from mpitrain.scripts.names import Names
+from mpitrain.scripts.once import acting, once
+from mpitrain.world.world import World, world_of
 
 
 def on_ranks(size: int, action: Callable[[World], Any], per_host: int = 2) -> list[Any]:

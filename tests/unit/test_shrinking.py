@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from mpitrain.comm import simulated
-from mpitrain.comm.agreement import Agreement
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import UsageError
@@ -30,6 +29,7 @@ from mpitrain.launch.job import Job, Srun
 from mpitrain.launch.request import Request
 from mpitrain.launch.surviving import RANKS, promise, surviving
 from mpitrain.runtime.hostfile import parse
+from mpitrain.world.agreement import Agreement
 
 REQUEST = Request(("program",), 4, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))
 

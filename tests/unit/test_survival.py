@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm import watch
 from mpitrain.faults.activity import Activity
-from mpitrain.training.survival import Loss, Survival
+from mpitrain.trainer.survival import Loss, Survival
+from mpitrain.world import watch
 
 
 @pytest.mark.parametrize("is_root", [True, False])

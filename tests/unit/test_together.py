@@ -9,8 +9,8 @@ import pytest
 
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.simulated import run
-from mpitrain.comm.together import root_only, same, together
 from mpitrain.errors import AgreedError, DataError
+from mpitrain.world.consensus import root_only, same, together
 
 HOSTS = ("a", "b", "c")
 

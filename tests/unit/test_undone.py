@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data.sharding import EpochOrder, Indices
-from mpitrain.training.undone import Undone
+from mpitrain.trainer.undone import Undone
 
 EPOCHS = 4
 

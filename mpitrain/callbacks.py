@@ -1,0 +1,6 @@
+"""Callbacks for Keras' `fit`: `DataParallel` makes it data-parallel, `Checkpoint` lets it go on later."""
+
+from mpitrain.checkpoint.callback import Checkpoint
+from mpitrain.training.callbacks import DataParallel
+
+__all__ = ["Checkpoint", "DataParallel"]

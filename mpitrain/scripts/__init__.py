@@ -1,0 +1,1 @@
+"""What changes in a script that knows no ranks."""

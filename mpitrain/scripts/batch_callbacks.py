@@ -1,0 +1,235 @@
+"""Callbacks that look at single batches: they see the same numbers, and decide alike, on all ranks.
+
+Ranks may have different numbers of batches. One that has run out takes part in the batches of the others: it adds
+what it has to the numbers, and its callbacks are called as theirs are. So a callback that sets a learning rate or
+stops the training after so many batches does it everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.utils import is_default
+
+from mpitrain.strategies.exchange import exchange_of
+from mpitrain.training.callbacks import hook_in
+from mpitrain.training.logs import Leaves, Path, leaves_of, nested, paths_in
+from mpitrain.world.agreement import Agreed
+from mpitrain.world.world import World
+
+STOP = {"train": "stop_training", "test": "stop_evaluating"}
+# Keras' own callbacks that look at batches only if this attribute says so.
+WHEN = {"TensorBoard": "update_freq", "ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq"}
+
+
+def looks_at(callback: Any, kind: str, moments: Sequence[str] = ("begin", "end")) -> bool:
+    """Local: whether a callback does something at batches.
+
+    Args:
+        callback: of Keras or of a script.
+        kind: `train` or `test`.
+        moments: of a batch.
+    """
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
+        return False
+    for name in (f"on_{one}_{moment}" for one in (f"{kind}_batch", "batch") for moment in moments):
+        if not is_default(getattr(callback, name)) and not _only_at_epochs(callback, name):
+            return True
+    return False
+
+
+def _only_at_epochs(callback: Any, method: str) -> bool:
+    for name, attribute in WHEN.items():
+        keras_own = getattr(keras.callbacks, name)
+        if isinstance(callback, keras_own) and getattr(type(callback), method) is getattr(keras_own, method):
+            return bool(getattr(callback, attribute, None) == "epoch")
+    return False
+
+
+def alike(world: World, callbacks: Sequence[Any]) -> list[Any]:
+    """Local: the callbacks, between two that let them see and do the same on all ranks, if they look at batches.
+
+    They stand behind `DataParallel`.
+
+    Args:
+        world: the job.
+        callbacks: of a `fit` or `evaluate`, the same on all ranks.
+    """
+    kinds = [kind for kind in STOP if any(looks_at(one, kind) for one in callbacks)]
+    if not kinds or world.size == 1:
+        return [*callbacks]
+    batches = _Batches(world, callbacks, kinds)
+    return [BeforeCallbacks(batches), *callbacks, BehindCallbacks(batches)]
+
+
+class _Batches:
+    """What the two callbacks share.
+
+    Args:
+        world: the job.
+        callbacks: that look at batches, among others.
+        kinds: of batches that they look at.
+    """
+
+    def __init__(self, world: World, callbacks: Sequence[Any], kinds: Sequence[str]) -> None:
+        self.model: Any = None
+        self._world, self._callbacks, self._kinds = world, callbacks, kinds
+        self._begins = [kind for kind in kinds if any(looks_at(one, kind, ("begin",)) for one in callbacks)]
+        self._exchange = exchange_of(world)
+        self._own: dict[str, Leaves] = {}  # latest numbers of this rank in this epoch
+
+    def enter(self, kind: str) -> None:
+        """Local: batches of that kind begin."""
+        self._exchange.takes_part.append(lambda description: self._without_data(kind, description))
+
+    def leave(self) -> None:
+        """Local: the batches entered last have ended."""
+        self._exchange.takes_part.pop()
+
+    def forget(self, kind: str) -> None:
+        """Local: the numbers of this rank begin anew."""
+        self._own.pop(kind, None)
+
+    def begin(self, kind: str, batch: int) -> None:
+        """Collective: a batch begins on the ranks that have one."""
+        if kind in self._begins and self._in_step(kind):
+            agreed = self._world.agreement.call(_name(kind, "begins"), idle_ok=True)
+            self._number(agreed, batch)
+
+    def end(self, kind: str, batch: int, logs: dict[str, Any]) -> None:
+        """Collective: numbers in `logs` become those of all ranks."""
+        if self._in_step(kind):
+            own = self._own[kind] = leaves_of(logs)
+            description = hook_in(self.model).logs.description(list(own))
+            agreed = self._world.agreement.call(f"{_name(kind, 'ends')}: {description}", idle_ok=True)
+            self._number(agreed, batch)
+            logs.update(hook_in(self.model).logs.reduce(list(own), own, hook_in(self.model).latest.samples))
+
+    def settle(self, kind: str) -> None:
+        """Collective: where one rank stops, all stop."""
+        if self._in_step(kind):
+            self._world.agreement.call(_name(kind, "was the last, or not"), idle_ok=True)
+            self._stop_alike(kind)
+
+    def _in_step(self, kind: str) -> bool:
+        # A call that holds several updates may hold fewer on a rank that runs out of data.
+        return kind in self._kinds and (kind == "test" or self.model.steps_per_execution == 1)
+
+    def _number(self, agreed: Agreed, batch: int) -> int:
+        """Collective if some rank has run out of data: it learns the number of the batch."""
+        if not agreed.active.all():
+            number = np.array([batch], np.int64)
+            self._world.communicator.broadcast(number, int(np.argmax(agreed.active)))
+            return int(number[0])
+        return batch
+
+    def _stop_alike(self, kind: str) -> None:
+        stop = np.array([bool(getattr(self.model, STOP[kind], False))], np.int64)
+        self._world.communicator.all_reduce(stop, "max")
+        setattr(self.model, STOP[kind], bool(stop[0]))
+
+    def _without_data(self, kind: str, description: str) -> Callable[[Agreed], None] | None:
+        """Local: how this rank takes part in what so describes a batch of the others."""
+        if not self._in_step(kind):
+            return None
+        if description == _name(kind, "begins"):
+            return lambda agreed: self._call(f"on_{kind}_batch_begin", self._number(agreed, 0), {})
+        if description == _name(kind, "was the last, or not"):
+            return lambda agreed: self._stop_alike(kind)
+        ends = f"{_name(kind, 'ends')}: "
+        if description.startswith(ends):
+            paths, logs = paths_in(description), hook_in(self.model).logs
+            if description == ends + logs.description(paths):
+                return lambda agreed: self._end_without_data(kind, agreed, paths)
+        return None
+
+    def _end_without_data(self, kind: str, agreed: Agreed, paths: list[Path]) -> None:
+        """Collective: the end of a batch of the others, in which this rank had no samples."""
+        batch, own = self._number(agreed, 0), self._own.get(kind, {})
+        reduced = hook_in(self.model).logs.reduce(paths, own, 0.0)
+        self._call(f"on_{kind}_batch_end", batch, {**nested(own), **reduced})
+
+    def _call(self, method: str, batch: int, logs: dict[str, Any]) -> None:
+        for callback in self._callbacks:
+            getattr(callback, method)(batch, logs=logs)
+
+
+def _name(kind: str, what: str) -> str:
+    return f"a {kind} batch {what}"
+
+
+class BeforeCallbacks(keras.callbacks.Callback):
+    """Stands before the callbacks that look at batches.
+
+    Args:
+        batches: shared with `BehindCallbacks`.
+    """
+
+    def __init__(self, batches: _Batches) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def set_model(self, model: Any) -> None:
+        """Local: Keras tells the model."""
+        super().set_model(model)
+        self._batches.model = model
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Local: this rank can take part in batches of the others."""
+        self._batches.enter("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Local: this rank has no numbers yet."""
+        self._batches.forget("train")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Collective."""
+        self._batches.begin("train", batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective: `logs` become those of all ranks."""
+        self._batches.end("train", batch, logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Local: this rank can take part in batches of the others."""
+        self._batches.enter("test")
+        self._batches.forget("test")
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Collective."""
+        self._batches.begin("test", batch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective: `logs` become those of all ranks."""
+        self._batches.end("test", batch, logs)
+
+
+class BehindCallbacks(keras.callbacks.Callback):
+    """Stands behind the callbacks that look at batches.
+
+    Args:
+        batches: shared with `BeforeCallbacks`.
+    """
+
+    def __init__(self, batches: _Batches) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective: where one rank stops, all stop."""
+        self._batches.settle("train")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Collective: where one rank stops, all stop."""
+        self._batches.settle("test")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Local: no more batches."""
+        self._batches.leave()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Local: no more batches."""
+        self._batches.leave()

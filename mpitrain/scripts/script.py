@@ -1,0 +1,195 @@
+"""Runs a user's script on this rank, as plain Python would run it."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import types
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from mpitrain.checkpoint.output import DIRECTORY_MODE
+from mpitrain.errors import UsageError
+from mpitrain.runtime import streams
+from mpitrain.scripts.divided import Changes, DividedKeras, Division
+from mpitrain.scripts.once import once
+from mpitrain.scripts.own_files import OwnFiles
+from mpitrain.world.consensus import together
+from mpitrain.world.world import World
+
+# Libraries that train without Keras.
+OTHERS = ("torch", "jax", "sklearn", "xgboost", "lightgbm")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is to be run.
+
+    Attributes:
+        name: path of a file, or with `is_module` the name of a module.
+        arguments: its own.
+        is_module: as with `python -m`.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+def run_alike(world: World, script: Script) -> None:
+    """Collective: run a script that divides its work itself, with nothing changed.
+
+    Args:
+        world: the job.
+        script: what to run.
+
+    Raises:
+        AgreedError: on all ranks: there is no such script.
+    """
+    _execute(script, together(world.communicator, world.hosts, lambda: _compiled(script)))
+
+
+def run(world: World, script: Script, output: Path, division: Division) -> None:
+    """Collective: run `script` on all ranks, its training divided among them.
+
+    With one rank nothing at all is changed. With more, ranks other than 0 print and warn to `rank-N.log` in
+    `output`, and rank 0 writes there to `rank-0.log` what was changed.
+
+    Args:
+        world: the job.
+        script: what to run.
+        output: directory of the logs.
+        division: how the work is divided.
+
+    Raises:
+        AgreedError: on all ranks: there is no such script, or no log can be written.
+    """
+    code = together(world.communicator, world.hosts, lambda: _prepare(world, script, output))
+    if not world.exchanges and not division.dry_run:
+        _execute(script, code)
+        return
+    changes = Changes()
+    if not world.exchanges:
+        changes.note("other", "one rank: the script runs as it is")
+        print(changes)
+        return
+    _run_divided(world, script, code, division, changes, output)
+
+
+def _run_divided(
+    world: World, script: Script, code: types.CodeType | None, division: Division, changes: Changes, output: Path
+) -> None:
+    divided = DividedKeras(world, division, changes)
+    divided.install_when_loaded()
+    divided.shared_files.install()
+    OwnFiles(changes.note, world.size, world.is_root).watch()
+    ask = builtins.input
+    builtins.input = lambda *prompt: once(world, "input", lambda: ask(*prompt))
+    try:
+        _execute(script, code)
+    except BaseException as error:
+        if world.is_root and isinstance(error, SystemExit) and not divided.trained:
+            _say_nothing_was_divided(script, world, divided)
+        if not divided.ended(error):
+            raise
+    else:
+        if world.is_root and not divided.trained:
+            _say_nothing_was_divided(script, world, divided)
+    finally:  # scripts like to end with sys.exit
+        if world.is_root:
+            (output / f"rank-{world.agreement.number(0)}.log").write_text(f"{changes}\n")
+            if division.dry_run:
+                print(changes, flush=True)
+
+
+def _say_nothing_was_divided(script: Script, world: World, divided: DividedKeras) -> None:
+    others = [name for name in OTHERS if name in sys.modules]
+    others_too = f" What {' and '.join(others)} trained was not divided either." if others else ""
+    but = ", except for evaluate" if divided.evaluated else ""
+    sys.stderr.write(
+        f"mpitrain: {script.name} trained nothing that could be divided: no fit, no train_on_batch and no Keras "
+        f"optimizer was used, so each of the {world.size} ranks did all of its work{but}.{others_too}\n"
+    )
+
+
+def _prepare(world: World, script: Script, output: Path) -> types.CodeType | None:
+    """Local: the compiled script, and the log that this rank prints to.
+
+    Raises:
+        UsageError: one of them cannot be had.
+    """
+    if world.exchanges:
+        try:
+            output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+            log = (output / f"rank-{world.agreement.number(world.rank)}.log").open("w", buffering=1)
+        except OSError as error:
+            raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
+        if not world.is_root:
+            streams.lead_to(log)  # what warns on one rank warns on all; failures go past this
+    return _compiled(script)
+
+
+def _compiled(script: Script) -> types.CodeType | None:
+    """Local: the code of a file; None for a module.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if script.is_module:
+        _find_module(script.name)
+        return None
+    try:
+        with io.open_code(os.path.abspath(script.name)) as file:  # noqa: PTH100 (a Path has no open_code)
+            return compile(file.read(), script.name, "exec")
+    except OSError as error:
+        raise UsageError(f"the script {script.name} cannot be read: {error.strerror}") from error
+
+
+def _find_module(name: str) -> None:
+    """Local: see that there is such a module. Nothing of it is imported: Keras is not data-parallel yet.
+
+    Raises:
+        UsageError: there is none.
+    """
+    parts = name.split(".")
+    spec = importlib.util.find_spec(parts[0]) if all(map(str.isidentifier, parts)) else None
+    for count in range(2, len(parts) + 1):
+        spec = _inside(spec, ".".join(parts[:count]))
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _inside(spec, f"{name}.__main__")
+    if spec is None:
+        raise UsageError(f"there is no module {name!r} that -m could run: name one that Python finds")
+
+
+def _inside(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    places = package.submodule_search_locations if package is not None else None
+    return PathFinder.find_spec(name, places) if places is not None else None
+
+
+def _execute(script: Script, code: types.CodeType | None) -> None:
+    """Local: what the interpreter does with a script or `-m module`."""
+    try:
+        _run_as_main(script, code)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "horovod":
+            error.msg += (
+                "; Horovod is not installed, and mpitrain can stand in for it: put --as-horovod before the script"
+            )
+        raise
+
+
+def _run_as_main(script: Script, code: types.CodeType | None) -> None:
+    sys.argv = [script.name, *script.arguments]
+    if code is None:
+        runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        return
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=script.name, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    sys.path[0] = str(Path(script.name).resolve().parent)
+    exec(code, module.__dict__)

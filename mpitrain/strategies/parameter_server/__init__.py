@@ -1,0 +1,1 @@
+"""Some ranks host the parameters, the others compute gradients."""

@@ -1,0 +1,66 @@
+"""What a worker knows of one optimizer whose parameters are on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpitrain.comm.communicator import Buffer, Request
+from mpitrain.strategies.parameter_server.layout import Layout
+from mpitrain.strategies.parameter_server.messages import Answer
+
+
+@dataclass
+class Coming:
+    """A part on its way to this worker.
+
+    Attributes:
+        header: of the answer.
+        request: for it.
+        values: of a dense part, where they arrive.
+        values_request: for them.
+    """
+
+    header: Buffer
+    request: Request
+    values: Buffer | None = None
+    values_request: Request | None = None
+
+
+@dataclass
+class Sending:
+    """One optimizer, as a worker sees it.
+
+    Attributes:
+        number: of the session.
+        setup: what the servers are told.
+        layout: the messages of an update.
+        versions: updates of each server that this worker has seen.
+        slot_names: of each variable the names of the optimizer's slots, once a server has told.
+        begun: the servers have it.
+        discard: the next gradient is of parameters that are not the servers', and does not count.
+        last: the last answer of an update.
+        dropped: gradients of this worker that did not count.
+        coming: parts under way, by their positions.
+        targets: of buckets under way, where their values are put together.
+    """
+
+    number: int
+    setup: Mapping[str, Any]
+    layout: Layout
+    versions: dict[int, int] = field(default_factory=dict)
+    slot_names: dict[int, list[str]] = field(default_factory=dict)
+    begun: bool = False
+    discard: bool = False
+    last: Answer | None = None
+    dropped: int = 0
+    coming: dict[int, Coming] = field(default_factory=dict)
+    targets: dict[int, Buffer] = field(default_factory=dict)
+
+    def go_on(self) -> tuple[object, object]:
+        """Local: workers were lost, and the servers have this optimizer; what was under way, and may still arrive."""
+        left_behind = self.coming, self.targets
+        self.coming, self.targets, self.versions = {}, {}, {}
+        self.begun, self.discard = self.last is not None, False
+        return left_behind

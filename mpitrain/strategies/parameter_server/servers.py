@@ -1,0 +1,144 @@
+"""What parameter servers counted during a run, for its summary; and `ParameterServer`, for programs of one's own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain.strategies.hooks import hook_of, own_rows
+from mpitrain.strategies.parameter_server.connection import connect
+from mpitrain.strategies.parameter_server.options import MAX_SHARD_BYTES, ServerOptions
+from mpitrain.world.world import World, init
+
+MOST_COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class ServerCounts:
+    """What one server counted, which stands for all.
+
+    Attributes:
+        updates: that were made.
+        dropped: gradients that did not count.
+        staleness: how many gradients were of parameters so many updates old; in async mode.
+    """
+
+    updates: int
+    dropped: int
+    staleness: dict[int, int]
+
+    def text(self) -> str:
+        """Local: one line."""
+        found = [f"{self.updates:,} updates"]
+        if self.dropped:
+            found.append(f"{self.dropped:,} gradients dropped")
+        if self.staleness:
+            total = sum(self.staleness.values())
+            mean = sum(age * count for age, count in self.staleness.items()) / total
+            found.append(f"staleness {histogram(self.staleness)} (mean {mean:.2f})")
+        return ", ".join(found)
+
+
+def histogram(counts: dict[int, int]) -> str:
+    """Local: shares, as in "0: 12%, 1: 80%, 2+: 8%"."""
+    total = sum(counts.values())
+    shown = sorted(counts)[:MOST_COLUMNS]
+    rest = sum(count for age, count in counts.items() if age > shown[-1])
+    last = [f"{shown[-1] + 1}+: {rest / total:.0%}"] if rest else []
+    return ", ".join([f"{age}: {counts[age] / total:.0%}" for age in shown] + last)
+
+
+def server_counts(model: Any, world: World) -> ServerCounts | None:
+    """Collective: the counts of the server of the last part; None where gradients are averaged by all ranks."""
+    hook = hook_of(model.optimizer)
+    if hook is None or not hook.served:
+        return None
+    told: dict[str, Any] = world.communicator.broadcast_obj(hook.counts() if world.is_root else None)
+    staleness = {int(age): count for age, count in told.get("staleness", {}).items()}
+    return ServerCounts(told.get("updates", 0), sum(told.get("dropped", {}).values()), staleness)
+
+
+class ParameterServer:
+    """Parameter servers for a program of one's own: some ranks host the parameters, the others run the program.
+
+    Collective: all ranks make it and call `start`, before TensorFlow is used. From then on optimizers that are made
+    distributed (`DistributedOptimizer`, or `callbacks.DataParallel` in `fit`) leave their updates to the servers.
+
+    Args:
+        servers: how many of the first ranks, or `colocated`: rank 0 serves, and works too.
+        mode: `sync` or `async`.
+        sharding: `bytes` or `round-robin`.
+        max_shard_bytes: larger variables are split between servers.
+        backup_workers: in sync mode, so many gradients of each step are not waited for.
+        max_staleness: in async mode, by how many steps a worker may be ahead of the slowest.
+        stale: in async mode, gradients of older parameters: `keep`, `drop` or `scale`.
+        warmup_steps: in async mode, steps that the first worker trains alone.
+        compression: `none` or `float16`.
+        rows: of a variable whose gradients are rows, what comes back after an update: all that were `changed` since
+            the last time, or those that this worker has `pushed`; it then asks for others (`pull_rows`).
+        world: the job; the current one by default.
+    """
+
+    def __init__(
+        self,
+        servers: int | str = 1,
+        mode: str = "sync",
+        *,
+        sharding: str = "bytes",
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        backup_workers: int = 0,
+        max_staleness: int | None = None,
+        stale: str = "keep",
+        warmup_steps: int = 0,
+        compression: str = "none",
+        rows: str = "changed",
+        world: World | None = None,
+    ) -> None:
+        self.options = ServerOptions(
+            str(servers),
+            mode,
+            sharding,
+            max_shard_bytes,
+            backup_workers,
+            max_staleness,
+            stale,
+            warmup_steps,
+            compression,
+            rows,
+        )
+        self._world = world
+
+    def start(self) -> World:
+        """Collective: the job of the workers, which is the current one from now on.
+
+        On servers this does not return: it serves until all workers have come to the end of their programs, and
+        ends this one.
+
+        Raises:
+            AgreedError: on all ranks: the options do not go together, or no worker would remain.
+            SystemExit: on servers, at their end.
+        """
+        workers = connect(self._world or init(), self.options)
+        if workers is None:
+            sys.exit(0)
+        return workers
+
+
+def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
+    """Local: some rows of a variable as its parameter server has them now; the variable here gets them, too.
+
+    For a table of which each batch needs a few rows: with `ParameterServer(rows="pushed")` no others travel, but at
+    the ends of epochs, where workers get all that were changed. Also within a `tf.function`.
+
+    Args:
+        optimizer: a distributed one.
+        variable: one whose gradients are `tf.IndexedSlices`, of shape (rows, ...).
+        indices: integers of any shape.
+
+    Returns:
+        A tensor (number of indices, ...). Before the first update, and where there are no servers, the rows that the
+        variable has here.
+    """
+    hook = hook_of(optimizer)
+    return own_rows(variable, indices) if hook is None else hook.pull_rows(variable, indices)

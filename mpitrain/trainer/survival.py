@@ -1,0 +1,357 @@
+"""A training run that goes on without the ranks it loses, in the same process.
+
+Where the ranks that are left stand is one step apart at most: of an update some may have finished the exchange, and so
+have made it, while others had not. (An update is made as a whole or not at all: see `Exchange.whole_updates`.) The
+state of a rank that is furthest becomes that of all; samples whose update was made nowhere are dealt out again, with
+the rest of the epoch, among those that are left. What was traced stays as it is: it asks the World who takes part.
+
+Workers of parameter servers stand wherever their own steps have led them. What they have in common is on the servers:
+all take over the parameters from there, and what was trained is what the servers have counted (see `undone`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.checkpoint.counters import counters_of, set_counters
+from mpitrain.checkpoint.options import Position
+from mpitrain.checkpoint.state import Array, items_of, metrics_of
+from mpitrain.data.sharding import Indices
+from mpitrain.data.source import DataSource
+from mpitrain.errors import RankLostError, UsageError
+from mpitrain.faults.activity import Activity
+from mpitrain.faults.options import SHRINK
+from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.parameter_server.connection import is_served
+from mpitrain.strategies.replicas import adopt
+from mpitrain.trainer.continued import ContinuedCallbacks
+from mpitrain.trainer.undone import Undone
+from mpitrain.world import shrinking, watch
+from mpitrain.world.world import World
+
+Result = TypeVar("Result")
+TRAINING, TIMES, EVALUATION, COUNTING, SAVING = range(5)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ranks that were lost while the others went on.
+
+    Attributes:
+        ranks: their numbers in the job as it was started.
+        hosts: their hosts.
+        left: how many ranks went on.
+        epoch: from 0, in which it happened.
+        update: the last one that was made with them.
+        seconds: from the moment when it was noticed to the end of the next step.
+    """
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    left: int
+    epoch: int
+    update: int
+    seconds: float
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{rank} ({host})" for rank, host in zip(self.ranks, self.hosts, strict=True))
+        return (
+            f"rank{'s' * (len(self.ranks) > 1)} {names} in epoch {self.epoch + 1} after update {self.update}; "
+            f"{self.left} rank{'s' * (self.left != 1)} had made the next step {self.seconds:.2f} s later"
+        )
+
+
+class PlacedCallbacks(ContinuedCallbacks):
+    """Callbacks of one run that know how far it has come.
+
+    Args:
+        callbacks: as for `fit`.
+        model: that is trained.
+        epochs: of the whole run.
+        steps: of an epoch.
+        activity: counts the updates, also those that this rank makes without data.
+        begin: where the run begins.
+
+    Attributes:
+        begun: where the epoch under way was begun.
+        ended: epochs that are over, with all that callbacks do then.
+        after_step: called once, after the next step.
+    """
+
+    def __init__(
+        self, callbacks: list[Any], model: Any, epochs: int, steps: int, activity: Activity, begin: Position
+    ) -> None:
+        super().__init__(callbacks, model, epochs, steps)
+        self.begun, self.ended = begin, begin.epoch
+        self.after_step: Callable[[], None] | None = None
+        self.keeps_metrics = False
+        self._activity, self._before = activity, activity.updates
+        self._variables: list[Any] = []
+        self._metrics: list[Array] = []
+        self._logs: dict[str, float] = {}
+
+    def position(self, per_step: int, samples: int) -> Position:
+        """Local: how far the run has come here.
+
+        Args:
+            per_step: samples that all ranks together take in a step.
+            samples: of an epoch.
+        """
+        begun, updates = self.begun, self._activity.updates - self._before
+        done = min(begun.samples + updates * per_step, samples)
+        return Position(begun.epoch, begun.step + updates, done, begun.steps + updates)
+
+    def go_on(self, position: Position, samples: int, history: dict[str, list[float]], epochs: list[int]) -> None:
+        """Local: the run goes on from there.
+
+        Args:
+            position: of the rank that is furthest.
+            samples: of an epoch.
+            history: what Keras has noted there.
+            epochs: of which.
+        """
+        if position.epoch != self.begun.epoch:
+            self._metrics = []
+        self.begun, self.ended, self._before = position, position.epoch, self._activity.updates
+        self._logs = dict.fromkeys(("loss",), 0.0) if position.samples == samples else {}
+        self._history.history, self._history.epoch = history, epochs
+        self.model.history = self._history
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Local: of an epoch that goes on, the metrics, too. Collective where nothing is left of it but its end."""
+        self._before = self._activity.updates
+        for variable, value in zip(self._variables, self._metrics, strict=False):
+            variable.assign(value)
+        super().on_epoch_begin(epoch, logs)
+        if self._logs:
+            self._logs = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.keeps_metrics:
+            self._variables = self._variables or metrics_of(self.model)  # all of them, after a step
+            self._metrics = [np.array(variable.numpy()) for variable in self._variables]
+        super().on_train_batch_end(batch, logs)
+        if self.after_step is not None:
+            self.after_step()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs.update({name: value for name, value in self._logs.items() if name not in logs})
+        super().on_epoch_end(epoch, logs)
+        self.begun = Position(epoch + 1, 0, 0, self.begun.steps + self._activity.updates - self._before)
+        self._before, self.ended = self._activity.updates, epoch + 1
+        self._metrics, self._logs = [], {}
+
+    @property
+    def noted(self) -> tuple[dict[str, list[float]], list[int]]:
+        """What Keras has noted: numbers, and of which epochs."""
+        return dict(self._history.history), list(getattr(self._history, "epoch", []))
+
+
+class Survival:
+    """The stages of one run. One that fails because a rank was lost is done again by those that are left.
+
+    Args:
+        world: the job.
+        model: that is trained.
+        source: with this rank's share.
+        batch_size: of each rank.
+        counting: callbacks whose counters decide something.
+
+    Attributes:
+        source: the data, with the share that this rank has now.
+        every: the callbacks of the training, once there are any.
+        losses: so far.
+        on_loss: called after ranks were lost, with the place to go on from and whether that is in the training.
+    """
+
+    def __init__(
+        self, world: World, model: Any, source: DataSource, batch_size: int, counting: Sequence[Any] = ()
+    ) -> None:
+        self.source, self.losses = source, list[Loss]()
+        self.every: PlacedCallbacks | None = None
+        self.on_loss: Callable[[Position, bool], None] = lambda position, training: None
+        self._world, self._model, self._batch_size, self._counting = world, model, batch_size, list(counting)
+        self._results: dict[int, Any] = {}
+        self._untold: dict[int, float] = {}  # places in `losses`, and when they were noticed
+        self._begin = world.activity.updates
+        self._undone: Undone | None = None
+        self._left: Indices | None = None  # of the epoch under way, where that is no end of its order
+
+    def begin(self, position: Position) -> None:
+        """Collective: the training begins there."""
+        world, order = self._world, self.source.order
+        if self.is_asked_for and is_served(world) and order is not None:
+            done = world.communicator.broadcast_obj(exchange_of(world).done() if world.is_root else None)
+            left = order(position.epoch, position.samples)
+            whole = functools.partial(_whole, order)
+            self._undone = Undone(whole, self._batch_size, position.epoch, left, world.numbers, done)
+
+    def rest(self, position: Position) -> Any:
+        """Local: this rank's share of what is left of the epoch under way; None where that is not known."""
+        source = self.source
+        if self._left is not None and source.some is not None:
+            return source.some(self._left)
+        return None if source.rest is None else source.rest(position.epoch, position.samples)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the run is to go on without ranks that are lost."""
+        return self._world.faults.on_failure == SHRINK and (self._world.whole or self._world).size > 1
+
+    @property
+    def per_step(self) -> int:
+        """Samples that all ranks take in one step."""
+        return self._batch_size * self._world.size
+
+    def count(self, epoch: int, logs: Any = None) -> None:
+        """Local: the next epoch that the data give is this one; for callbacks, at its beginning."""
+        if self.source.epochs is not None:
+            self.source.epochs.epoch = epoch
+
+    def check(self) -> None:
+        """Local: whether the model can be trained so.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.is_asked_for and getattr(self._model.optimizer, "gradient_accumulation_steps", None):
+            raise UsageError(
+                "--on-failure shrink: a lost rank would take its accumulated gradients with it; train without "
+                "gradient_accumulation_steps, or with --on-failure restart"
+            )
+        if self.is_asked_for and is_served(self._world) and self.source.deal is not None and self.source.some is None:
+            raise UsageError(
+                f"--on-failure shrink with --strategy ps: {self.source.description} has no positions of samples, so "
+                "those of a lost worker could not be dealt out again; leave out one of the two"
+            )
+
+    def stage(self, number: int, action: Callable[[], Result]) -> Result:
+        """Collective: what `action` returns, or what it returned on a rank that was ahead when another was lost.
+
+        Args:
+            number: of the stage, in ascending order.
+            action: collective; when it is called again, it begins where `every` is.
+
+        Raises:
+            RankLostError: on all ranks that are left: the job is not to go on, or cannot.
+        """
+        per_step = self.per_step
+        while number not in self._results:
+            try:
+                self._results[number] = action()
+            except (RankLostError, tf.errors.OpError) as error:
+                if not self._is_loss(error):
+                    raise
+                trace = error.with_traceback(None)  # whose frames hold the data that are no longer read
+            else:
+                break
+            self._survive(number, per_step, trace)
+            per_step = self.per_step
+        found: Result = self._results[number]
+        return found
+
+    def _is_loss(self, error: Exception) -> bool:
+        return self.source.deal is not None and shrinking.is_survived(self._world, error)
+
+    def _survive(self, stage: int, per_step: int, error: Exception) -> None:
+        """Collective: go on with those that are left, whoever dies meanwhile."""
+        ranks, hosts, since = list[int](), list[str](), time.monotonic()
+        position: Position | None = None
+        is_done = False
+        while not is_done:
+            left = shrinking.shrink(self._world, stage)
+            since = min(since, left.since_seconds)
+            ranks, hosts = [*ranks, *left.lost], [*hosts, *left.hosts]
+            if shrinking.AT_END in left.where:  # after the last stage, so this one is over
+                self._results[stage] = None
+                return
+            with contextlib.suppress(RankLostError):  # another one
+                position = self._take_over(stage, per_step)
+                is_done = True
+        if position is None:
+            text = "a rank was lost before all others had made an update, so the job is to be started again"
+            raise RankLostError(text) from error
+        updates = self._world.activity.updates
+        self._note(Loss(tuple(ranks), tuple(hosts), self._world.size, position.epoch, updates, 0.0), since)
+
+    def _note(self, loss: Loss, since: float) -> None:
+        """Local: tell of the loss, and of any other of the same step, once the next step is done."""
+        self._untold[len(self.losses)] = since
+        self.losses.append(loss)
+
+        def done() -> None:
+            for place, noticed in self._untold.items():
+                self.losses[place] = dataclasses.replace(self.losses[place], seconds=time.monotonic() - noticed)
+                if self._world.is_root:
+                    watch.write(f"mpitrain: lost: {self.losses[place]}\n")
+            self._untold.clear()
+            if self.every is not None:
+                self.every.after_step = None
+
+        if self.every is None or 0 in self._results:
+            done()
+        else:
+            self.every.after_step = done
+
+    def _take_over(self, stage: int, per_step: int) -> Position | None:
+        """Collective: all ranks become what the one that is furthest is; None if that has not made an update yet.
+
+        Raises:
+            RankLostError: another one was lost. Then nothing was changed on any rank.
+        """
+        world, every, activity = self._world, self.every, self._world.activity
+        communicator = world.communicator
+        places = communicator.all_gather_obj((stage, every.ended if every else 0, activity.updates))
+        furthest = max(places)
+        # Of a worker that has made no update the servers may know nothing; all-reduce makes each on all ranks.
+        made = min(updates for _, _, updates in places) if self._undone is not None else furthest[2]
+        if every is None or made == self._begin:
+            return None
+        exchange = exchange_of(world)
+        exchange.catch_up()
+        samples = self.source.train_count
+        facts: Any = None
+        root = places.index(furthest)
+        if world.rank == root:
+            counters = [counters_of(callback) for callback in self._counting]
+            stop = bool(self._model.stop_training)
+            facts = every.position(per_step, samples), exchange.done(), *every.noted, counters, stop, self._results
+        facts = communicator.broadcast_obj(facts, root)
+        position, done = facts[:2]
+        history, epochs, counters, stop, results = facts[2:]
+        variables = [item.variable for item in items_of(self._model) if item.rule is None]
+        adopt(variables, root, world=world)
+        # From here on nothing is asked of the others.
+        exchange.count_from(furthest[2])
+        position = self._deal_again(position, done, TRAINING not in results)
+        self._results, self._model.stop_training = dict(results), stop
+        for callback, counted in zip(self._counting, counters, strict=True):
+            set_counters(callback, counted)
+        every.go_on(position, samples, history, epochs)
+        assert self.source.deal is not None  # `_is_loss`
+        self.source = self.source.deal(world.rank, world.size)
+        self.on_loss(position, TRAINING not in results)
+        return position
+
+    def _deal_again(self, position: Position, done: dict[int, int], training: bool) -> Position:
+        """Local: what nobody has trained with is dealt out to the workers that are left; where that is."""
+        if self._undone is None or not training:
+            return position
+        left = self._undone.after(position.epoch, done)
+        self._undone.deal(position.epoch, left, self._world.numbers, done)
+        self._left = left
+        return dataclasses.replace(position, samples=self.source.train_count - len(left))
+
+
+def _whole(order: Callable[[int, int], Indices], epoch: int) -> Indices:
+    return order(epoch, 0)

