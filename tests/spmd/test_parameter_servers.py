@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.spmd.truth import WORLD
-from tests.unit.served_job import check, run_here, train
+from tests.unit.strategies.parameter_server.served_job import check, run_here, train
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("1", "SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "global_clipnorm": 0.5}),

@@ -12,7 +12,7 @@ import pytest
 from mpitrain.errors import UsageError
 from mpitrain.runtime.threads import ThreadPlan, available_cores, plan
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def cores(count: int, first: int = 0) -> frozenset[int]:

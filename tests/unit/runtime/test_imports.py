@@ -12,7 +12,7 @@ import pytest
 
 from mpitrain.runtime.imports import when_used, without_collection
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def test_keras_is_whole_and_what_few_use_comes_when_it_is_used() -> None:

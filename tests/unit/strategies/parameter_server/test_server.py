@@ -19,7 +19,7 @@ from mpitrain.strategies.parameter_server.servers import pull_rows
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import shrinking
 from mpitrain.world.world import World
-from tests.unit.served_job import DeathError, gradients_of, run, samples_of
+from tests.unit.strategies.parameter_server.served_job import DeathError, gradients_of, run, samples_of
 
 SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]
 STEPS = 4

@@ -12,7 +12,7 @@ from mpitrain.doctor.facts import Facts, Interface
 from mpitrain.doctor.finding import Finding
 from mpitrain.doctor.network import SSH_PORT, Attempt, check, common, plan, port_ranges, ways
 from mpitrain.launch.dialect import Mpi
-from tests.unit.doctor_hosts import INTEL_2021, LOOPBACK, MPICH_5, OPEN_MPI_4, OPEN_MPI_5, host, hosts, interface
+from tests.unit.doctor.hosts import INTEL_2021, LOOPBACK, MPICH_5, OPEN_MPI_4, OPEN_MPI_5, host, hosts, interface
 
 PORTS = (1024, 40000)
 Outcome = Callable[[Attempt], str]

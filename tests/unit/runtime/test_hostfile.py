@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpitrain.runtime.hostfile import Host, HostfileError, parse, render, same_hosts
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "hostfiles"
+EXAMPLES = Path(__file__).resolve().parents[3] / "hostfiles"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def printed(code: str, one_dnn: str = "") -> str:
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
         env=os.environ | ({"TF_ENABLE_ONEDNN_OPTS": one_dnn} if one_dnn else {}),
         timeout=300,
     )

@@ -13,7 +13,7 @@ import pytest
 from mpitrain.comm.simulated import run as run_ranks
 from mpitrain.doctor import probe
 from mpitrain.doctor.trial import BEGUN, MARK, STARTED, Pair, Trial, check, check_link, link_rate, read, run, slowest
-from tests.unit.doctor_hosts import host, interface
+from tests.unit.doctor.hosts import host, interface
 
 NAMES = ("node0", "node1")
 PAIR = Pair("node0", "node1", 50e-6, 940e6)

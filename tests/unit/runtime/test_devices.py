@@ -15,7 +15,7 @@ from mpitrain.runtime import gpus
 from mpitrain.runtime.devices import DevicePlan, Memory, Visible, assign, narrowed, parse_memory, visible
 from mpitrain.runtime.topology import Topology, topology
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 ZE = "ZE_AFFINITY_MASK"
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-0a1b2c3d-0000-0000-0000-000000000000")

@@ -23,7 +23,7 @@ from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import world as worlds
 from mpitrain.world.world import World, world_of
-from tests.unit.mortal import MortalCommunicator
+from tests.unit.strategies.parameter_server.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]
 STEPS = 3

@@ -26,7 +26,7 @@ from mpitrain.launch.starter import for_rank, is_here
 from mpitrain.launch.surviving import HOSTS, RANKS, promise, surviving
 from mpitrain.runtime.hostfile import Host, parse
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 ELSEWHERE = "192.0.2.1"  # an address that nobody has (RFC 5737)
 WITHIN_SECONDS = 60
 REQUEST = Request(("program", "a b"), 3, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))

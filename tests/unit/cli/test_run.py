@@ -18,7 +18,7 @@ from mpitrain.launch.job import OURS, Job, Srun, choose_srun, rank_command, reac
 from mpitrain.launch.request import Request
 from mpitrain.runtime.hostfile import Host
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(

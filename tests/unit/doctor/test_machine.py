@@ -15,7 +15,7 @@ from mpitrain.doctor.machine import GIB, MIB
 from mpitrain.doctor.machine import check as check_machine
 from mpitrain.launch.dialect import Mpi
 from mpitrain.runtime.hostfile import Host
-from tests.unit.doctor_hosts import MPICH_5, OPEN_MPI_5, host, hosts
+from tests.unit.doctor.hosts import MPICH_5, OPEN_MPI_5, host, hosts
 
 TWO = (Host("node0", 2), Host("node1", 2))
 CROWD = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.served_job import check, run, train
+from tests.unit.strategies.parameter_server.served_job import check, run, train
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),

@@ -43,7 +43,7 @@ def test_directories_of_other_ranks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = subprocess.run(
         [sys.executable, "-c", SHARED, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
         capture_output=True,
         text=True,
         timeout=60,
@@ -81,7 +81,7 @@ def test_files_that_a_script_opens(tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(WATCHED)
     found = subprocess.run(
         [sys.executable, str(tmp_path / "watched.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
         capture_output=True,
         text=True,
         timeout=60,

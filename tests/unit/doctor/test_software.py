@@ -10,7 +10,7 @@ import pytest
 from mpitrain.doctor.facts import Launcher, Package, Python
 from mpitrain.doctor.finding import Finding
 from mpitrain.doctor.software import check
-from tests.unit.doctor_hosts import HYDRA_VERSION, MPICH_LIBRARY, MPIRUN, OPEN_MPI_VERSION, host, hosts
+from tests.unit.doctor.hosts import HYDRA_VERSION, MPICH_LIBRARY, MPIRUN, OPEN_MPI_VERSION, host, hosts
 
 GOOD = host().packages
 OTHER_MPIRUN = Launcher("/opt/mpich/bin/mpirun", HYDRA_VERSION, in_path=True, beside_python=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("watchdog_rank.py")
-REPOSITORY = PROGRAM.parents[2]
+REPOSITORY = PROGRAM.parents[3]
 PATIENCE_SECONDS = 60.0  # of a loaded machine
 
 
