@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib.abc
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,12 +17,16 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from mpitrain.runtime import streams
+
 LARGE = ("tensorflow", "keras")
 LATE = tuple(
     f"{package}.{module}"
     for package in ("keras", "keras.src", "keras._tf_keras.keras")
     for module in ("visualization", "wrappers")
 )
+# TensorFlow says this once a library of its own, whatever TF_CPP_MIN_LOG_LEVEL is.
+START = re.compile(rb"WARNING: All log messages before absl::|I0000 .*oneDNN custom operations are on")
 Execute = Callable[[ModuleType], None]
 
 
@@ -36,7 +41,13 @@ class Behind(importlib.abc.MetaPathFinder):
 
 
 class Finder(Behind):
-    """Changes when, or how, modules are executed that take long."""
+    """Changes when, or how, modules are executed that take long.
+
+    Attributes:
+        quiet: TensorFlow's first lines come to nothing.
+    """
+
+    quiet = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -47,14 +58,22 @@ class Finder(Behind):
         spec = self.behind(fullname, path, target)
         if spec is not None and spec.loader is not None:
             change = without_collection if fullname in LARGE else when_used
-            spec.loader.exec_module = change(spec.loader.exec_module)  # type: ignore[method-assign, assignment]
+            execute = change(spec.loader.exec_module)
+            spec.loader.exec_module = without_first_lines(execute) if self.quiet else execute  # type: ignore[method-assign, assignment]
         return spec
 
 
-def install() -> None:
-    """Local: load TensorFlow and Keras so from now on; what has been loaded stays as it is."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+def install(quiet: bool = False) -> None:
+    """Local: load TensorFlow and Keras so from now on; what has been loaded stays as it is.
+
+    Args:
+        quiet: without the first lines of TensorFlow, which another rank of this host shows.
+    """
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
+    if finder is None:
+        finder = Finder()
+        sys.meta_path.insert(0, finder)
+    finder.quiet = finder.quiet or quiet
 
 
 def without_collection(execute: Execute) -> Execute:
@@ -68,6 +87,16 @@ def without_collection(execute: Execute) -> Execute:
         finally:
             if was_enabled:
                 gc.enable()
+
+    return run
+
+
+def without_first_lines(execute: Execute) -> Execute:
+    """Execute a module, and hold back meanwhile what this process writes: `START` comes to nothing."""
+
+    def run(module: ModuleType) -> None:
+        with streams.held_back(START):
+            execute(module)
 
     return run
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import re
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 _kept: list[int] = []  # at most one: standard error as it was, where it leads elsewhere now
@@ -31,3 +34,24 @@ def lead_to(log: TextIO) -> None:
     sys.stdout = sys.stderr = log
     if faulthandler.is_enabled():
         faulthandler.enable(file=_kept[0], all_threads=False)
+
+
+@contextlib.contextmanager
+def held_back(noise: re.Pattern[bytes]) -> Iterator[None]:
+    """Local: standard error comes at the end of this context, but for lines that begin with `noise`.
+
+    What must be seen at once goes to `terminal`.
+    """
+    before, kept = list(_kept), os.dup(2)
+    memory = os.memfd_create("standard error")
+    _kept[:] = before or [kept]
+    os.dup2(memory, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        _kept[:] = before
+        os.close(kept)
+        told = os.pread(memory, os.fstat(memory).st_size, 0)
+        os.close(memory)
+        os.write(2, b"".join(line for line in told.splitlines(keepends=True) if not noise.match(line)))

@@ -214,6 +214,7 @@ def init(
     _compare(communicator, topology, faults)
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        imports.install(quiet=topology.local_rank > 0)
     plan = together(
         communicator,
         topology.hosts,

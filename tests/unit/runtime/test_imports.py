@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from mpitrain.runtime.imports import when_used, without_collection
+from mpitrain.runtime import streams
+from mpitrain.runtime.imports import when_used, without_collection, without_first_lines
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -78,3 +80,17 @@ def test_garbage_collection_is_as_it_was_after_a_failure(enabled: bool) -> None:
         assert (seen, gc.isenabled()) == ([False], enabled)
     finally:
         gc.enable()
+
+
+def test_first_lines_come_to_nothing_and_all_others_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    def execute(module: ModuleType) -> None:
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called\n")
+        os.write(2, b"I0000 00:00:1.2 3 port.cc:153] oneDNN custom operations are on. To turn them off, ...\n")
+        os.write(2, b"E0000 00:00:1.2 3 gpu.cc:1] no driver\nhalf a line")
+        os.write(streams.terminal(), b"seen at once\n")
+        raise ImportError(module.__name__)
+
+    with pytest.raises(ImportError, match="large"):
+        without_first_lines(execute)(ModuleType("large"))
+    assert streams.terminal() == 2
+    assert capfd.readouterr().err == "seen at once\nE0000 00:00:1.2 3 gpu.cc:1] no driver\nhalf a line"
