@@ -53,7 +53,7 @@ class Mpirun:
         Raises:
             MpitrainError: the job failed; with the end of its output.
         """
-        environ = dialect.without_rank(os.environ)
+        environ = launcher.without_rank(os.environ)
         command = [*self.command, "-np", str(ranks), sys.executable, "-c", code]
         try:
             finished = subprocess.run(

@@ -17,6 +17,7 @@ from mpitrain.bench.recovery_job import BEGUN, FAULT, STEP, events
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.errors import MpitrainError
 from mpitrain.launch import dialect
+from mpitrain.runtime import launcher
 
 # What `mpitrain run` is told for each way of going on.
 RESTART, SHRINK = "restart", "shrink"
@@ -98,7 +99,7 @@ def _lines(command: Sequence[str]) -> list[tuple[float, str]]:
     Raises:
         MpitrainError: it failed.
     """
-    environ = dialect.without_rank(os.environ)
+    environ = launcher.without_rank(os.environ)
     lines: list[tuple[float, str]] = []
     with subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

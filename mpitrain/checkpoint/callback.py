@@ -26,7 +26,7 @@ from mpitrain.checkpoint.resumption import Resumption, differences, position_amo
 from mpitrain.checkpoint.store import Quality, Store
 from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.errors import AgreedError, UsageError
-from mpitrain.launch import report
+from mpitrain.runtime import marks
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.training.callbacks import begun_alike
@@ -164,7 +164,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._now = Position(self._now.epoch, step, samples, self._now.steps + step - self._now.step)
         self._world.activity.steps = self._now.steps
         if is_first and self._world.is_root:  # the watchdog tells of later ones, now and then
-            report.tell("step", self._world.rank, self._now.steps)
+            marks.tell("step", self._world.rank, self._now.steps)
         if self._resumed is not None:
             state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
             self._resumed = None
@@ -305,7 +305,7 @@ class Checkpoint(keras.callbacks.Callback):
 
         def write() -> None:
             self._store.write(snapshot, write_model)
-            report.tell("saved", self._world.rank, steps)
+            marks.tell("saved", self._world.rank, steps)
 
         self._writer.start(write)
 
@@ -362,7 +362,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.model._initial_epoch = epochs if self.finished else self.position.epoch
         self._world.activity.steps = self.position.steps
         if self._world.is_root:
-            report.tell("resumed", self._world.rank, self.position.steps)
+            marks.tell("resumed", self._world.rank, self.position.steps)
         over = self.finished or self.position.epoch >= self.params.get("epochs", 0)
         what = "the run is over, and nothing is left to train:" if over else "goes on from"
         self._say(f"{what} {resumed.source}: {self.position} (written by {resumed.ranks} ranks)")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mpitrain.faults.exit_status import end_now
-from mpitrain.launch import report
+from mpitrain.runtime import marks
 from mpitrain.runtime.signals import StopSignals
 from mpitrain.world.world import World
 
@@ -68,7 +68,7 @@ class Leaving:
     def _tell(self, event: str) -> None:
         """Local: to `mpitrain run`, which asks by a signal that the launcher hands on instead of killing the ranks."""
         if self._world.is_root:
-            report.tell(event, self._world.rank)
+            marks.tell(event, self._world.rank)
 
     def _request(self, number: int) -> None:
         self.number = number

@@ -16,7 +16,7 @@ from mpitrain.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
 from mpitrain.checkpoint.store import Store, read_one
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import UsageError
-from mpitrain.launch.report import reporter
+from mpitrain.runtime.marks import reporter
 from mpitrain.world.consensus import root_only
 
 Tell = Callable[[str], None]

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from mpitrain import __version__
 from mpitrain.errors import AgreedError, LauncherError, UsageError
-from mpitrain.launch.report import note_exit, reporter
 from mpitrain.runtime import string_hashes
 from mpitrain.runtime.launcher import detect
+from mpitrain.runtime.marks import note_exit, reporter
 
 # Each is a module of this package, with `add_parser(subparsers)` and `run(arguments) -> exit code`; so is `script`,
 # which is not named but seen by the script among the arguments. Some have `divide(arguments) -> (own, rest)`: what

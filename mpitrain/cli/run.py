@@ -25,19 +25,21 @@ from mpitrain.launch import allocation, dialect, restarts
 from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.attempts import run_attempts, tell
 from mpitrain.launch.commands import Command
+from mpitrain.launch.daemonless.starter import is_here
 from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
+from mpitrain.launch.listener import Listener
 from mpitrain.launch.preflight import unreached
-from mpitrain.launch.report import OUTPUT_VARIABLE, RESUME_VARIABLE, RUN_VARIABLE, Listener
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
-from mpitrain.launch.starter import is_here
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.launch.surviving import SHRINK, SURVIVED, surviving
 from mpitrain.launch.surviving import promise as survival_promise
 from mpitrain.runtime import launcher, string_hashes
 from mpitrain.runtime.hostfile import Host, parse, read
+from mpitrain.runtime.marks import RESUME_VARIABLE, RUN_VARIABLE
+from mpitrain.runtime.output_files import OUTPUT_VARIABLE
 from mpitrain.runtime.threads import physical_cores
 
 USAGE = """mpitrain run -np N [options] [arguments of mpitrain]
@@ -193,7 +195,7 @@ def _attempt(
             tell(_shown(command))
         plan = Plan(
             command.argv,
-            command.environ(dialect.beside(job.mpirun, dialect.without_rank(os.environ))),
+            command.environ(dialect.beside(job.mpirun, launcher.without_rank(os.environ))),
             secret,
             job.launcher,
             job.is_ours,
@@ -316,7 +318,7 @@ def _refusal(rest: Sequence[str]) -> str:
     if not any(word.startswith("-") for word in options):
         return ""
     command = [sys.executable, "-c", "import sys; from mpitrain.cli import run; run.refuse(sys.argv[1:])", *rest]
-    environ = dialect.without_rank(os.environ)
+    environ = launcher.without_rank(os.environ)
     asked = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return asked.stderr.strip() if asked.returncode == UsageError.exit_code else ""
 

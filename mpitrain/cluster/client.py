@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from mpitrain.launch.processes import die_with_parent
+from mpitrain.runtime.process_tree import die_with_parent
 
 
 def main() -> None:

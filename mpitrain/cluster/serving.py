@@ -19,8 +19,8 @@ import numpy as np
 from mpitrain.cluster.record import BEAT_SECONDS, VARIABLE, Record
 from mpitrain.comm.communicator import Communicator, Request
 from mpitrain.errors import UsageError
-from mpitrain.launch import report
-from mpitrain.launch.dialect import without_rank
+from mpitrain.runtime import marks
+from mpitrain.runtime.launcher import without_rank
 from mpitrain.runtime.signals import StopSignals
 from mpitrain.world.world import World
 
@@ -159,7 +159,7 @@ class Signals:
         self._world = world
         self._signals = StopSignals(GRACE_SECONDS, self._request, self._late)
         if self._signals.install() and world.is_root:
-            report.tell("graceful", world.rank)  # to `mpitrain run`: signals are requests
+            marks.tell("graceful", world.rank)  # to `mpitrain run`: signals are requests
 
     def _request(self, number: int) -> None:
         self.came = True

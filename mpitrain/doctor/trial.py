@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.finding import Finding
-from mpitrain.launch.dialect import without_rank
+from mpitrain.runtime.launcher import without_rank
 
 # What the program of the job, `probe`, prints: results on rank 0, and on each how far it has come.
 MARK = "mpitrain probe: "

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from mpitrain.errors import RankFinishedError
 from mpitrain.faults.activity import Activity
-from mpitrain.launch.report import ToldFault, tell
+from mpitrain.faults.summary import FaultSummary
+from mpitrain.runtime.marks import tell
 
 Kind = Literal["exception", "interrupted", "signal", "exit", "death", "loss", "stall"]
 
@@ -134,7 +135,7 @@ def record(fault: Fault, path: str | None, activity: Activity) -> None:
     if path:
         write(path, fault)
     place = places(fault.culprits) if fault.culprits else "a rank"
-    tell("fault", detail=ToldFault(fault.kind, fault.step or 0, fault.exit_code, place, fault.reason).detail)
+    tell("fault", detail=FaultSummary(fault.kind, fault.step or 0, fault.exit_code, place, fault.reason).detail)
 
 
 def write(path: str, fault: Fault) -> None:

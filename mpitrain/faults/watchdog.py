@@ -29,7 +29,7 @@ from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.wire import Link, Message
-from mpitrain.launch.report import tell
+from mpitrain.runtime.marks import tell
 from mpitrain.runtime.signals import SignalSocket
 
 BEAT_SECONDS = 0.5

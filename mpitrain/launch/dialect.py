@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.errors import LauncherError
+from mpitrain.runtime.launcher import without_rank
 
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
 # In the order in which they are tried: what `mpirun --version` and MPI_Get_library_version say.
@@ -23,8 +24,6 @@ _SIGNS = (
     ),
     (MPICH, re.compile(r"HYDRA build details:\s*Version:\s*([\d.]+)|MPICH Version:\s*([\d.]+)|HYDRA|MPICH|MVAPICH")),
 )
-# Set for the ranks of a job; one started with them would take itself for a part of that job.
-RANK_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_LAUNCHED", "MPITRAIN_NODE")
 VERSION_TIMEOUT_SECONDS = 30
 ASK_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
@@ -140,11 +139,6 @@ def mismatch(launcher: Mpi, library: Mpi) -> str | None:
         f"Name the mpirun of {library} with --mpirun, or use an mpi4py that loads {launcher} "
         f"(pip install 'mpitrain[{extra}]' in an environment of its own)"
     )
-
-
-def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables, without those that a launcher has set for its ranks."""
-    return {name: value for name, value in environ.items() if not name.startswith(RANK_PREFIXES)}
 
 
 def _answer(command: list[str], environ: Mapping[str, str]) -> str:

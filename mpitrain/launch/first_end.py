@@ -7,7 +7,7 @@ import os
 import select
 from collections.abc import Collection, Sequence
 
-from mpitrain.launch.report import Mark
+from mpitrain.runtime.marks import Mark
 
 
 class FirstEnd:

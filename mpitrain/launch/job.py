@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.commands import Command, build, build_srun
+from mpitrain.launch.daemonless.request import daemonless_request
 from mpitrain.launch.dialect import INTEL_MPI, Mpi
-from mpitrain.launch.one_by_one import one_by_one
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import HYDRA, OPEN_MPI, SRUN
 
@@ -50,7 +50,7 @@ class Job:
         mpirun: its path.
         allocation: of a batch system, if there is one.
         srun: if it starts the ranks in place of mpirun.
-        one_by_one: ranks are started without daemons on their hosts, where there are several (see the module of this
+        daemonless: ranks are started without daemons on their hosts, where there are several (see the folder of this
             name).
     """
 
@@ -59,7 +59,7 @@ class Job:
     mpirun: str
     allocation: Allocation | None = None
     srun: Srun | None = None
-    one_by_one: bool = False
+    daemonless: bool = False
 
     @property
     def launcher(self) -> str:
@@ -79,7 +79,7 @@ class Job:
     @property
     def survives_hosts(self) -> bool:
         """Whether ranks can go on when a host is lost."""
-        return self.one_by_one and len(self.request.hosts) > 1
+        return self.daemonless and len(self.request.hosts) > 1
 
     def command(self, environ: Mapping[str, str], agent: str | None, ssh: str = "ssh") -> Command:
         """The command line, and its variables.
@@ -90,7 +90,7 @@ class Job:
             ssh: ssh itself with its options, quoted for a shell.
         """
         if self.survives_hosts:
-            return build(one_by_one(self.request, ssh), self.mpi, self.mpirun)
+            return build(daemonless_request(self.request, ssh), self.mpi, self.mpirun)
         if self.srun is None:
             return build(self.request, self.mpi, self.mpirun, agent)
         # The hosts of the whole allocation need not be named.

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from mpitrain.errors import LauncherError
-from mpitrain.launch import processes
 from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.first_end import FirstEnd
-from mpitrain.launch.report import Listener, directory_of
+from mpitrain.launch.listener import Listener
+from mpitrain.runtime import process_tree
 from mpitrain.runtime.hostfile import is_same_host
+from mpitrain.runtime.output_files import directory_of
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,14 +132,14 @@ class Supervisor:
         Raises:
             LauncherError: it cannot be started.
         """
-        processes.adopt_orphans()
+        process_tree.adopt_orphans()
         started = time.monotonic()
         with Signals(self._pending) as wakeup, _files(self._plan.output) as copies:
             process = self._start()
             try:
                 self._watch(process, wakeup, copies, started)
             finally:
-                processes.end_descendants(0.0 if self._ending else ORPHAN_SECONDS)
+                process_tree.end_descendants(0.0 if self._ending else ORPHAN_SECONDS)
                 code = process.wait()
                 self._note_hosts()
                 self._note_first_end()
@@ -159,7 +160,7 @@ class Supervisor:
                 stdout=subprocess.PIPE if self._plan.output else None,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=lambda: processes.die_with_parent(end, me),  # noqa: PLW1509 (there are no threads here)
+                preexec_fn=lambda: process_tree.die_with_parent(end, me),  # noqa: PLW1509 (there are no threads here)
             )
         except OSError as error:
             raise LauncherError(f"{self._plan.argv[0]} cannot be started: {error}") from error

@@ -50,7 +50,7 @@ def surviving(job: Job, min_ranks: int, survived: str | None = None) -> Job:
         extra=(*FAULT_TOLERANCE, *job.request.extra),
     )
     apart = not why_not and (survived == HOSTS or (survived is None and by_ssh))
-    return dataclasses.replace(job, request=request, one_by_one=apart)
+    return dataclasses.replace(job, request=request, daemonless=apart)
 
 
 def promise(job: Job, min_ranks: int) -> str:

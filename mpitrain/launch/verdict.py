@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mpitrain.launch.agent import NO_CONNECTION
-from mpitrain.launch.places import nodes_of
+from mpitrain.launch.daemonless.places import nodes_of
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from mpitrain.errors import LauncherError
 from mpitrain.runtime.topology import Topology
 
+# Set for the ranks of a job; one started with them would take itself for a part of that job.
+RANK_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL", "PRTE_LAUNCHED", "MPITRAIN_NODE")
 MOST_DIGITS = 6  # of a number of nodes, or of tasks on one; more would fill the memory
 
 
@@ -85,6 +87,17 @@ def detect(environ: Mapping[str, str]) -> Launcher | None:
                 _number(environ, dialect.local_size) if dialect.local_size else _tasks_on_node(environ),
             )
     return None
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """Local: the rank of this process according to its launcher, or -1."""
+    found = detect(environ)
+    return -1 if found is None or found.rank is None else found.rank
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables, without those that a launcher has set for its ranks."""
+    return {name: value for name, value in environ.items() if not name.startswith(RANK_PREFIXES)}
 
 
 def check_library(launcher: Launcher | None, mpi_library: str) -> None:

@@ -16,8 +16,8 @@ from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.watchdog import Watchdog
-from mpitrain.launch.report import own_rank
 from mpitrain.runtime import streams
+from mpitrain.runtime.launcher import own_rank
 from mpitrain.runtime.topology import Topology
 
 STARVED_SECONDS = 2.0

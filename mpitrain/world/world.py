@@ -21,9 +21,8 @@ from mpitrain.faults.activity import Activity
 from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.watchdog import Watchdog
-from mpitrain.launch import report
 from mpitrain.runtime import devices as device_rules
-from mpitrain.runtime import gpus, imports, launcher
+from mpitrain.runtime import gpus, imports, launcher, marks
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.launcher import Launcher
@@ -142,7 +141,7 @@ class World:
             wait()  # no thread of ours is in MPI any more when it ends
         if self.watchdog is not None:
             self.watchdog.stop()
-        report.finished(self.rank)
+        marks.finished(self.rank)
 
 
 _current: list[World] = []  # at most one: a process has one place in one job
@@ -201,10 +200,10 @@ def init(
         return _current[0]
     imports.install()
     environ = os.environ
-    report.tell("begun", detail=os.getpid())
+    marks.tell("begun", detail=os.getpid())
     with _start_limit(environ, stall_warning, stall_abort):
         communicator, topology = _connect(environ)
-        report.tell("met", topology.rank)
+        marks.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()
         faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.launch.processes import descendants
+from mpitrain.runtime.process_tree import descendants
 from tests.launch.conftest import REPOSITORY, TAG, Finished, Job, Mpirun
 from tests.launch.hosts import Hosts, missing, several
 

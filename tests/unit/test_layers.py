@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
 LAYERS = (
     ("cli",),
     ("bench", "doctor"),
-    ("horovod",),
+    ("launch", "horovod"),
     ("scripts", "trainer", "callbacks"),
     ("checkpoint",),
     ("training",),
@@ -26,7 +26,6 @@ LAYERS = (
     ("world",),
     ("comm",),
     ("faults",),
-    ("launch",),
     ("runtime",),
     ("config",),
     ("rules",),

@@ -23,14 +23,14 @@ from mpitrain.errors import UsageError
 from mpitrain.faults import report
 from mpitrain.launch.agent import Agent
 from mpitrain.launch.commands import build_srun
+from mpitrain.launch.daemonless.starter import keeper_words
 from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import Job
-from mpitrain.launch.report import RUN_VARIABLE
 from mpitrain.launch.request import Request
 from mpitrain.launch.ssh import Ssh
-from mpitrain.launch.starter import keeper_words
 from mpitrain.runtime import cache
 from mpitrain.runtime.hostfile import Host
+from mpitrain.runtime.marks import RUN_VARIABLE
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpitrain"
 UNPICKLING = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
@@ -131,8 +131,8 @@ def test_no_secret_is_on_a_command_line() -> None:
     ):
         for hosts in ((), (Host("a", 1), Host("b", 1))):
             request = Request(("true",), 2, hosts, environment={"KEY": "s3cret", RUN_VARIABLE: "t0ken"})
-            for one_by_one in (False, True):
-                command = Job(request, mpi, "mpirun", one_by_one=one_by_one).command({}, "/t/ssh", ssh.line)
+            for daemonless in (False, True):
+                command = Job(request, mpi, "mpirun", daemonless=daemonless).command({}, "/t/ssh", ssh.line)
                 assert "s3cret" not in " ".join(command.argv)
                 assert "t0ken" not in " ".join(command.argv)
                 assert command.environment["KEY"] == "s3cret"

@@ -19,7 +19,7 @@ from mpitrain.checkpoint.resumption import Resumption, position_among, resumptio
 from mpitrain.checkpoint.store import Store
 from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
-from mpitrain.launch.report import Reporter
+from mpitrain.runtime.marks import Reporter
 
 HERE = Path("checkpoints")
 

@@ -11,6 +11,7 @@ import pytest
 from mpitrain.errors import LauncherError
 from mpitrain.launch import dialect
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi, recognise
+from mpitrain.runtime import launcher
 
 OPEN_MPI_5 = "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
@@ -114,4 +115,4 @@ def test_of_mpi4py(tmp_path: Path) -> None:
 
 def test_without_rank() -> None:
     environ = {"OMPI_COMM_WORLD_RANK": "1", "PMI_RANK": "1", "PMIX_RANK": "1", "MPI_LOCALRANKID": "0", "HOME": "/root"}
-    assert dialect.without_rank(environ) == {"HOME": "/root"}
+    assert launcher.without_rank(environ) == {"HOME": "/root"}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mpitrain.launch.first_end import FirstEnd
-from mpitrain.launch.report import Mark
+from mpitrain.runtime.marks import Mark
 
 # As a launcher does it: when one of its children has ended, it kills the others, and waits for them.
 LAUNCHER = """

@@ -11,16 +11,18 @@ from dataclasses import replace
 import pytest
 
 from mpitrain.errors import UsageError
+from mpitrain.faults.summary import FaultSummary
 from mpitrain.launch.attempts import run_attempts
-from mpitrain.launch.report import Listener, Mark, ToldFault
+from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.restarts import Again, Failure, Policy, Restarts, policy, promise, without
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.runtime.hostfile import parse
+from mpitrain.runtime.marks import Mark
 
 REQUEST = Request(("true",), 4, parse("a:2,b:1,c:1", "test"))
-KILLED = ToldFault("death", 510, 137, "rank 1 on b", "was killed by SIGKILL")
-RAISED = ToldFault("exception", 510, 1, "ranks 0, 1 on a", "ValueError: loss is nan")
+KILLED = FaultSummary("death", 510, 137, "rank 1 on b", "was killed by SIGKILL")
+RAISED = FaultSummary("exception", 510, 1, "ranks 0, 1 on a", "ValueError: loss is nan")
 
 
 def outcome(code: int, *marks: tuple[str, object], **more: object) -> Outcome:
@@ -28,7 +30,7 @@ def outcome(code: int, *marks: tuple[str, object], **more: object) -> Outcome:
     return Outcome(code, Listener("s", told), **more)  # type: ignore[arg-type]
 
 
-def failed(fault: ToldFault = KILLED, *marks: tuple[str, object]) -> Outcome:
+def failed(fault: FaultSummary = KILLED, *marks: tuple[str, object]) -> Outcome:
     return outcome(fault.exit_code, *marks, ("fault", fault.detail))
 
 

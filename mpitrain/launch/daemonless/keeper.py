@@ -1,6 +1,6 @@
 """Keeps one rank on its host: starts it for a `starter` on another one, and ends it when nothing comes from there.
 
-    ssh HOST python -m mpitrain.launch.keeper
+    ssh HOST python -m mpitrain.launch.daemonless.keeper
 
 It reads lines: first a JSON object (see `Order`), then numbers of signals for the rank, and empty ones, which say that
 the starter is there. What the rank is given is read and no argument, because arguments can be seen by all users.
@@ -22,8 +22,8 @@ import tty
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from mpitrain.launch import processes
-from mpitrain.launch.report import Reporter
+from mpitrain.runtime import process_tree
+from mpitrain.runtime.marks import Reporter
 
 BEAT_SECONDS = 1.0  # between lines of the starter
 SILENCE_SECONDS = 30.0  # after which there is no starter any more, or no way to it
@@ -80,7 +80,7 @@ def main() -> int:
         return NOT_STARTED
     order = Order.of(first)
     reporter = Reporter(order.token, os.dup(2))
-    processes.adopt_orphans()
+    process_tree.adopt_orphans()
     terminal, output = _terminal()
     try:
         child = _start(order, output)
@@ -94,7 +94,7 @@ def main() -> int:
     printing = threading.Thread(target=_hand_on, args=(terminal,), daemon=True)
     printing.start()
     code = child.wait()
-    processes.end_descendants(END_SECONDS)
+    process_tree.end_descendants(END_SECONDS)
     printing.join(END_SECONDS)
     reporter.tell("ended", order.rank, code)
     return 0
@@ -111,7 +111,7 @@ def _start(order: Order, output: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=output,
         start_new_session=True,
-        preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, me),  # noqa: PLW1509 (there are no threads yet)
+        preexec_fn=lambda: process_tree.die_with_parent(signal.SIGKILL, me),  # noqa: PLW1509 (there are no threads yet)
     )
 
 
@@ -139,8 +139,8 @@ def _listen(coming: Iterator[bytes], child: subprocess.Popen[bytes]) -> None:
         if line.isdigit():
             with contextlib.suppress(OSError):
                 os.killpg(child.pid, int(line))
-    while found := processes.descendants(os.getpid()):
-        processes.signal_all(found, signal.SIGKILL)
+    while found := process_tree.descendants(os.getpid()):
+        process_tree.signal_all(found, signal.SIGKILL)
         time.sleep(0.02)
     os._exit(NOT_STARTED)
 

@@ -15,14 +15,14 @@ import pytest
 
 from mpitrain.errors import UsageError
 from mpitrain.launch.allocation import Allocation
+from mpitrain.launch.daemonless.keeper import Order, lines
+from mpitrain.launch.daemonless.places import nodes_of, place_of
+from mpitrain.launch.daemonless.request import INTERFACE_VARIABLE, interface_to
+from mpitrain.launch.daemonless.starter import for_rank, is_here
 from mpitrain.launch.dialect import OPEN_MPI, Mpi
 from mpitrain.launch.job import Job
-from mpitrain.launch.keeper import Order, lines
-from mpitrain.launch.one_by_one import INTERFACE_VARIABLE, interface_to
-from mpitrain.launch.places import nodes_of, place_of
-from mpitrain.launch.report import Listener
+from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
-from mpitrain.launch.starter import for_rank, is_here
 from mpitrain.launch.surviving import HOSTS, RANKS, promise, surviving
 from mpitrain.runtime.hostfile import Host, parse
 
@@ -67,7 +67,7 @@ def test_the_command_starts_ranks_here_and_no_daemons() -> None:
     assert "--prtemca ras ^slurm,pbs,lsf,gridengine,flux --prtemca plm ssh " in " ".join(words)
     assert "--prtemca pmix_remote_connections 1 --mca btl tcp,self --mca osc ^sm" in " ".join(words)
     names = "A,MPITRAIN_MIN_NP,MPITRAIN_ON_FAILURE"
-    assert words[-7:] == ("mpitrain.launch.starter", "a:2,b:2", "slot", SSH, names, "program", "a b")
+    assert words[-7:] == ("mpitrain.launch.daemonless.starter", "a:2,b:2", "slot", SSH, names, "program", "a b")
     given = command.environ({"SECRET": "x", "PATH": "/bin"})
     assert (given["A"], given["PATH"], given["PMIX_MCA_gds"], given["MPITRAIN_ON_FAILURE"]) == (
         *("b", "/bin", "hash"),
@@ -78,7 +78,7 @@ def test_the_command_starts_ranks_here_and_no_daemons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "allocation", "survived", "one_by_one", "told"),
+    ("changes", "allocation", "survived", "daemonless", "told"),
     [
         ({}, None, None, True, "and hosts that are lost, .*Not the loss of this host"),
         ({}, None, RANKS, False, "Not the loss of a host: for that add --survive hosts"),
@@ -91,13 +91,13 @@ def test_the_command_starts_ranks_here_and_no_daemons() -> None:
     ],
 )
 def test_when_hosts_are_survived(
-    changes: dict[str, object], allocation: str | None, survived: str | None, one_by_one: bool, told: str
+    changes: dict[str, object], allocation: str | None, survived: str | None, daemonless: bool, told: str
 ) -> None:
     request = dataclasses.replace(REQUEST, **changes)  # type: ignore[arg-type]
     batch = None if allocation is None else Allocation(allocation, REQUEST.hosts)
     job = surviving(dataclasses.replace(JOB, request=request, allocation=batch), 1, survived)
-    assert job.survives_hosts == one_by_one
-    assert ("mpitrain.launch.starter" in job.command({}, None).argv) == one_by_one
+    assert job.survives_hosts == daemonless
+    assert ("mpitrain.launch.daemonless.starter" in job.command({}, None).argv) == daemonless
     assert re.search(told, promise(job, 1)), promise(job, 1)
 
 
@@ -183,7 +183,7 @@ class Started:
         }
         words = [f"localhost:1,{ELSEWHERE}:2", "slot", str(ssh), "SEEN,PYTHONPATH", "sh", "-c", program]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mpitrain.launch.starter", *words],
+            [sys.executable, "-m", "mpitrain.launch.daemonless.starter", *words],
             env=environment,
             cwd=directory,
             stdout=subprocess.PIPE,

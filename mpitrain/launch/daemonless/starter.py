@@ -1,6 +1,6 @@
 """Starts one rank where it belongs: mpirun starts this here in place of the rank, and it goes by ssh to the host.
 
-    python -m mpitrain.launch.starter a:2,b:2 slot 'ssh -o ...' A,B program ...
+    python -m mpitrain.launch.daemonless.starter a:2,b:2 slot 'ssh -o ...' A,B program ...
 
 So mpirun has no daemons on other hosts, without which it would end the job: a host that is lost is, for mpirun, a
 process here that was killed. A rank of this host becomes this process.
@@ -22,15 +22,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpitrain.launch import processes
 from mpitrain.launch.agent import NO_CONNECTION
-from mpitrain.launch.keeper import BEAT_SECONDS, CHUNK_BYTES, Order
-from mpitrain.launch.one_by_one import INTERFACE_VARIABLE
-from mpitrain.launch.places import Place, place_of
-from mpitrain.launch.report import RUN_VARIABLE, Listener, Reporter, own_rank
+from mpitrain.launch.daemonless.keeper import BEAT_SECONDS, CHUNK_BYTES, Order
+from mpitrain.launch.daemonless.places import Place, place_of
+from mpitrain.launch.daemonless.request import INTERFACE_VARIABLE
+from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import matches
 from mpitrain.launch.ssh import check_host, quoted
+from mpitrain.runtime import process_tree
 from mpitrain.runtime.hostfile import parse
+from mpitrain.runtime.launcher import own_rank
+from mpitrain.runtime.marks import RUN_VARIABLE, Reporter
 from mpitrain.runtime.topology import NODE_VARIABLE
 
 # Without these a rank would not find the others; but directories that mpirun has made, and interfaces, are of its host.
@@ -59,7 +61,7 @@ class Connection:
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, me),  # noqa: PLW1509 (there are no threads)
+            preexec_fn=lambda: process_tree.die_with_parent(signal.SIGKILL, me),  # noqa: PLW1509 (there are no threads)
         )
         self._listener = Listener(order.token)
         self._write(order.line())
@@ -109,8 +111,8 @@ class Connection:
 
 def keeper_words() -> list[str]:
     """Local: what is executed on the other host. This package is found there where it is here."""
-    here = str(Path(__file__).resolve().parents[2])
-    return ["env", f"PYTHONPATH={here}", "PYTHONSAFEPATH=1", sys.executable, "-m", "mpitrain.launch.keeper"]
+    here = str(Path(__file__).resolve().parents[3])
+    return ["env", f"PYTHONPATH={here}", "PYTHONSAFEPATH=1", sys.executable, "-m", "mpitrain.launch.daemonless.keeper"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     environ = {**os.environ, **place.variables()}
     if is_here(check_host(place.host)):
         os.execvpe(words[0], words, environ)
-    processes.die_with_parent(signal.SIGKILL)  # an mpirun that ends without a word leaves no rank behind
+    process_tree.die_with_parent(signal.SIGKILL)  # an mpirun that ends without a word leaves no rank behind
     order = Order(rank, secrets.token_hex(8), str(Path.cwd()), tuple(words), for_rank(environ, names.split(",")))
     with _turn(place, environ):
         connection = Connection(place, shlex.split(ssh), order)

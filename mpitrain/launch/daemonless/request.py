@@ -16,7 +16,7 @@ import sys
 from mpitrain.launch.request import Request
 from mpitrain.runtime.hostfile import Host, render
 
-STARTER = (sys.executable, "-m", "mpitrain.launch.starter")
+STARTER = (sys.executable, "-m", "mpitrain.launch.daemonless.starter")
 OPTIONS = (
     # Of this host alone, whatever a batch system has given.
     *("--prtemca", "ras", "^slurm,pbs,lsf,gridengine,flux", "--prtemca", "plm", "ssh"),
@@ -31,7 +31,7 @@ INTERFACE_VARIABLE = "PMIX_MCA_ptl_base_if_include"
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
-def one_by_one(request: Request, ssh: str) -> Request:
+def daemonless_request(request: Request, ssh: str) -> Request:
     """The same ranks, as processes of this host that start them.
 
     Args:

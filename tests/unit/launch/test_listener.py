@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.launch import report as launch_report
-from mpitrain.launch.report import LONGEST_MARK, Listener, Mark, Reporter, ToldFault
+from mpitrain.faults.summary import FaultSummary
+from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.launch.verdict import judge, lost_hosts
+from mpitrain.runtime import marks
 from mpitrain.runtime.hostfile import Host
+from mpitrain.runtime.marks import LONGEST_MARK, Mark, Reporter
 
 SECRET = "0123456789abcdef"
 MARK = f"\x1e{SECRET} met 0 node0\n".encode()
@@ -76,20 +78,20 @@ def test_a_reporter_is_heard() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        ToldFault("exception", 511, 1, "ranks 0, 1 on node0, node1", "ValueError: 3 of 4 a~b"),
-        ToldFault("death", 0, 137, "rank 1 on node1", "was killed by SIGKILL"),
+        FaultSummary("exception", 511, 1, "ranks 0, 1 on node0, node1", "ValueError: 3 of 4 a~b"),
+        FaultSummary("death", 0, 137, "rank 1 on node1", "was killed by SIGKILL"),
     ],
 )
-def test_a_fault_that_is_told(told: ToldFault) -> None:
-    assert ToldFault.of(told.detail) == told
-    assert ToldFault.of(told.detail.replace(" ", "", 1)) is None
+def test_a_fault_that_is_told(told: FaultSummary) -> None:
+    assert FaultSummary.of(told.detail) == told
+    assert FaultSummary.of(told.detail.replace(" ", "", 1)) is None
     listener = Listener(SECRET, [Mark("fault", 0, "node0", "nonsense"), Mark("fault", 0, "node0", told.detail)])
     assert listener.fault == told
 
 
 def test_what_is_too_long_is_cut_and_still_heard() -> None:
     read, write = os.pipe()
-    told = ToldFault("exception", 511, 1, f"ranks {', '.join(map(str, range(99)))} on a", "ü\n" * 500)
+    told = FaultSummary("exception", 511, 1, f"ranks {', '.join(map(str, range(99)))} on a", "ü\n" * 500)
     Reporter(SECRET, write).tell("fault", 0, told.detail)
     Reporter(SECRET, write).tell("step", 0, "9" * 2 * LONGEST_MARK)
     os.close(write)
@@ -101,13 +103,13 @@ def test_what_is_too_long_is_cut_and_still_heard() -> None:
         ["fault", "step"],
         LONGEST_MARK,
     )
-    heard_of = ToldFault.of(marks[0].detail)
+    heard_of = FaultSummary.of(marks[0].detail)
     assert heard_of is not None
     assert (heard_of.step, heard_of.reason[:5]) == (511, "ü ü ü")
 
 
 def test_nobody_waits_for_a_launcher_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_report, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(marks, "PATIENCE_SECONDS", 0.01)
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
