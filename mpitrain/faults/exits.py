@@ -98,8 +98,7 @@ class Exits(SignalOwner):
             if isinstance(error, AgreedError) and not self._topology.is_root:
                 time.sleep(HEARD_SECONDS)  # rank 0 has the same error, tells it, and ends the job meanwhile
                 self._abort(fault.exit_code)
-            with contextlib.suppress(OSError):
-                os.write(streams.terminal(), report.message(fault).encode())  # a script's own may lead into a file
+            streams.write_stderr(report.message(fault))  # a script's own may lead into a file
             report.record(fault, None, self._activity)
         self._abort(fault.exit_code)
         end_now(fault.exit_code)

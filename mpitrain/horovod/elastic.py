@@ -20,8 +20,9 @@ from mpitrain.errors import CollectiveError, MismatchError, RankLostError
 from mpitrain.horovod.basics import rank, world
 from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from mpitrain.horovod.variables import broadcast_object, broadcast_variables
+from mpitrain.runtime import streams
 from mpitrain.strategies.exchange import exchange_of
-from mpitrain.world import shrinking, watch
+from mpitrain.world import shrinking
 
 RESET = "reset of an elastic job"
 
@@ -341,7 +342,7 @@ def _go_on_without() -> None:
             updates = world().communicator.all_gather_obj(world().activity.updates)
     exchange_of(world()).count_from(max(updates))
     if world().is_root:
-        watch.write(
+        streams.write_stderr(
             f"mpitrain: lost: rank {', '.join(map(str, left.lost))}; {world().size} go on from the last commit\n"
         )
 

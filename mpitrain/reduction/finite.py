@@ -13,7 +13,7 @@ import numpy as np
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import NonFiniteError
 from mpitrain.reduction.buckets import Bucket, BucketPlan
-from mpitrain.world import watch
+from mpitrain.runtime import streams
 from mpitrain.world.agreement import Agreement
 
 # Of each bucket this much is looked at in every update, all of it in each WHOLE_EVERY-th. A value that is not finite
@@ -85,7 +85,7 @@ class FiniteCheck:
         if self.action == "stop":
             raise NonFiniteError(text)
         if self._communicator.rank == 0:
-            watch.write(f"mpitrain: warning: {text}\n")
+            streams.write_stderr(f"mpitrain: warning: {text}\n")
 
     def note_loss(self, loss: float, updates: int, hosts: Sequence[str]) -> None:
         """Local: this rank's loss is not finite.
@@ -100,7 +100,7 @@ class FiniteCheck:
         text = f"the loss is {loss} on rank {rank} ({hosts[rank]}) after update {updates}. {REMEDY}"
         if self.action == "stop":
             raise NonFiniteError(text)
-        watch.write(f"mpitrain: warning: {text}\n")
+        streams.write_stderr(f"mpitrain: warning: {text}\n")
 
     def _trace(self, plan: BucketPlan, bucket: Bucket, own: Sequence[Buffer], update: int) -> str:
         """Collective: on which rank the value came up, and in the gradient of which variable."""

@@ -18,6 +18,12 @@ def terminal() -> int:
     return _kept[0] if _kept else 2
 
 
+def write_stderr(text: str) -> None:
+    """Local: print to standard error, in one piece, whatever becomes of the other output of this process."""
+    with contextlib.suppress(OSError):
+        os.write(terminal(), text.encode())
+
+
 def lead_to(log: TextIO) -> None:
     """Local: all output goes to `log` from now on, also that of native code and of programs started from here.
 

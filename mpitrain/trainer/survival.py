@@ -30,12 +30,13 @@ from mpitrain.data.source import DataSource
 from mpitrain.errors import RankLostError, UsageError
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.options import SHRINK
+from mpitrain.runtime import streams
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.parameter_server.connection import is_served
 from mpitrain.strategies.replicas import adopt
 from mpitrain.trainer.continued import ContinuedCallbacks
 from mpitrain.trainer.undone import Undone
-from mpitrain.world import shrinking, watch
+from mpitrain.world import shrinking
 from mpitrain.world.world import World
 
 Result = TypeVar("Result")
@@ -293,7 +294,7 @@ class Survival:
             for place, noticed in self._untold.items():
                 self.losses[place] = dataclasses.replace(self.losses[place], seconds=time.monotonic() - noticed)
                 if self._world.is_root:
-                    watch.write(f"mpitrain: lost: {self.losses[place]}\n")
+                    streams.write_stderr(f"mpitrain: lost: {self.losses[place]}\n")
             self._untold.clear()
             if self.every is not None:
                 self.every.after_step = None

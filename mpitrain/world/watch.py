@@ -49,14 +49,16 @@ def start(
     if None in everyone:
         if topology.is_root:
             ranks = ", ".join(str(rank) for rank, found in enumerate(everyone) if found is None)
-            write(f"mpitrain: warning: rank {ranks} cannot listen on a TCP port, so stalls are not watched\n")
+            streams.write_stderr(
+                f"mpitrain: warning: rank {ranks} cannot listen on a TCP port, so stalls are not watched\n"
+            )
         return None
     seats = tuple(
         Seat(rank, topology.hosts[rank], topology.nodes[rank], process, places)
         for rank, (places, process, _) in enumerate(everyone)
     )
     roster = Roster(topology.rank, seats, everyone[0][2])
-    watchdog = Watchdog(communicator.activity, roster, listeners, options, communicator.abort, write)
+    watchdog = Watchdog(communicator.activity, roster, listeners, options, communicator.abort, streams.write_stderr)
     watchdog.start()
     here = roster.neighbours(range(communicator.size), roster.own)
     if here[0].rank == roster.own:
@@ -87,7 +89,7 @@ def limit(seconds: float, end: Callable[[int], object] = end_now, warning_second
                 return
             speaks = _is_first(claim) if speaks is None else speaks
             if speaks:
-                write(_late(due, seconds))
+                streams.write_stderr(_late(due, seconds))
             elif due == seconds:
                 time.sleep(TOLD_SECONDS)
             if due == seconds:
@@ -121,9 +123,3 @@ def _is_first(claim: socket.socket) -> bool:
     except OSError:
         return False
     return True
-
-
-def write(text: str) -> None:
-    """Local: print to standard error, in one piece, whatever becomes of the other output of this process."""
-    with contextlib.suppress(OSError):
-        os.write(streams.terminal(), text.encode())

@@ -265,7 +265,7 @@ def _compare(communicator: Communicator, topology: Topology, faults: FaultOption
             "MPITRAIN_COMPARE_RANKS=warn starts nevertheless."
         )
     if topology.is_root:
-        watch.write(f"mpitrain: warning: {table}\n")
+        streams.write_stderr(f"mpitrain: warning: {table}\n")
 
 
 def _finish(world: World, pid: int) -> None:

@@ -116,9 +116,9 @@ class ServedExchange(Exchange):
                 raise error
             if session.number not in self._warned:
                 self._warned.add(session.number)
-                from mpitrain.world import watch
+                from mpitrain.runtime import streams
 
-                watch.write(f"mpitrain: warning: {text}\n")
+                streams.write_stderr(f"mpitrain: warning: {text}\n")
 
     @functools.cached_property
     def _warned(self) -> set[int]:

@@ -12,7 +12,7 @@ from mpitrain.errors import NonFiniteError
 from mpitrain.reduction import finite
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.reducer import Reducer
-from mpitrain.world import watch
+from mpitrain.runtime import streams
 from mpitrain.world.agreement import Agreement
 
 SPECS = [TensorSpec("a/kernel", (5, 3), "float32"), TensorSpec("a/bias", (3,), "float32")]
@@ -82,7 +82,7 @@ def test_values_deep_in_a_large_tensor_are_found_at_the_next_whole_look() -> Non
 @pytest.mark.parametrize(("action", "count"), [("warn", 1), ("ignore", 0)])
 def test_going_on(action: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(watch, "write", told.append)
+    monkeypatch.setattr(streams, "write_stderr", told.append)
     plan = plan_buckets(SPECS)
     assert simulated.run(2, lambda c: exchange(c, plan, action, {(1, "a/bias"): np.nan}, 3)) == [["", "", ""]] * 2
     assert len(told) == count

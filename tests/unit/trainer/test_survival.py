@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mpitrain.faults.activity import Activity
+from mpitrain.runtime import streams
 from mpitrain.trainer.survival import Loss, Survival
-from mpitrain.world import watch
 
 
 @pytest.mark.parametrize("is_root", [True, False])
@@ -18,7 +18,7 @@ def test_losses_of_one_step_are_all_told_by_who_is_the_root_then(
     is_root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(watch, "write", told.append)
+    monkeypatch.setattr(streams, "write_stderr", told.append)
     world: Any = SimpleNamespace(activity=Activity(), is_root=False)
     source: Any = SimpleNamespace()
     survival = Survival(world, None, source, 1)
