@@ -22,7 +22,7 @@ from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.runtime import devices as device_rules
-from mpitrain.runtime import gpus, imports, launcher, marks
+from mpitrain.runtime import gpus, imports, launcher, marks, streams
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.launcher import Launcher
