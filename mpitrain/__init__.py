@@ -20,7 +20,7 @@ _HOME = {
     "DistributedGradientTape": "mpitrain.training.tape",
     "ParameterServer": "mpitrain.strategies.parameter_server.servers",
     "pull_rows": "mpitrain.strategies.parameter_server.servers",
-    "sample_count": "mpitrain.strategies.exchange",
+    "sample_count": "mpitrain.strategies.weighting",
     "broadcast_variables": "mpitrain.training.functional",
     "verify_replicas": "mpitrain.training.functional",
     "callbacks": "mpitrain.callbacks",
@@ -82,8 +82,8 @@ if TYPE_CHECKING:
         reduce_scatter_obj,
     )
     from mpitrain.collectives.operations import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-    from mpitrain.strategies.exchange import sample_count
     from mpitrain.strategies.parameter_server.servers import ParameterServer, pull_rows
+    from mpitrain.strategies.weighting import sample_count
     from mpitrain.trainer.trainer import Trainer
     from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
     from mpitrain.training.optimizer import DistributedOptimizer

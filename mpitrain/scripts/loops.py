@@ -20,7 +20,7 @@ from mpitrain.collectives.conversion import of_the_script
 from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import DataError
 from mpitrain.scripts.handed import Handed
-from mpitrain.strategies.exchange import keep_added_up, keep_sample_count
+from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
 from mpitrain.training.logs import global_metrics
 from mpitrain.training.metric_states import observe
 from mpitrain.training.shares import LossIs, keep_batch_norm_synchronized, taken_for_a_mean

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpitrain.strategies.exchange import current_samples
+from mpitrain.strategies.weighting import current_samples
 from mpitrain.training.step_collectives import StepCollectives
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.faults.activity import Phase
-from mpitrain.strategies.exchange import Exchange, exchange_of, sample_count
+from mpitrain.strategies.exchange import Exchange, exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.replicas import average_statistics, verify_replicas
+from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.counting import Counted
 from mpitrain.training.first_batches import FirstBatches

@@ -13,18 +13,10 @@ import tensorflow as tf
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
-from mpitrain.strategies.exchange import (
-    EmptyUpdate,
-    Exchange,
-    added_up,
-    are_added_up,
-    current_samples,
-    exchange_of,
-    sample_count,
-    sums,
-)
+from mpitrain.strategies.exchange import EmptyUpdate, Exchange, exchange_of
 from mpitrain.strategies.hooks import ATTRIBUTE, Hook, hook_of
 from mpitrain.strategies.replicas import has_value, synchronize
+from mpitrain.strategies.weighting import added_up, are_added_up, current_samples, sample_count, sums
 from mpitrain.training.counting import current_share
 from mpitrain.world.world import World, current_world
 

@@ -21,7 +21,7 @@ from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
 
-from mpitrain.strategies.exchange import added_up, current_samples, gradient_weight
+from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
 from mpitrain.training.step_collectives import StepCollectives
 from mpitrain.world.world import World

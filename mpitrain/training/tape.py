@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.strategies.exchange import Exchange, added_up, current_exchange, current_samples, sample_count, sums
+from mpitrain.strategies.exchange import Exchange, current_exchange
+from mpitrain.strategies.weighting import added_up, current_samples, sample_count, sums
 from mpitrain.world.world import World
 
 

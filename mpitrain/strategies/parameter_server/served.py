@@ -17,7 +17,7 @@ from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import NonFiniteError, UsageError
 from mpitrain.reduction.finite import REMEDY
-from mpitrain.strategies.exchange import Exchange, current_samples
+from mpitrain.strategies.exchange import Exchange
 from mpitrain.strategies.hooks import ATTRIBUTE, Hook
 from mpitrain.strategies.parameter_server.arrays import State
 from mpitrain.strategies.parameter_server.connection import client_of
@@ -25,6 +25,7 @@ from mpitrain.strategies.parameter_server.hosted import slots_of
 from mpitrain.strategies.parameter_server.messages import ACTIVE, REQUEST, SAMPLES
 from mpitrain.strategies.parameter_server.sending import Sending
 from mpitrain.strategies.parameter_server.setup import refuse, setup_for
+from mpitrain.strategies.weighting import current_samples
 from mpitrain.world.agreement import Agreed
 from mpitrain.world.world import World
 

@@ -16,10 +16,11 @@ from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.strategies.exchange import exchange_of, sample_count
+from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import world as worlds
 from mpitrain.world.world import World, world_of

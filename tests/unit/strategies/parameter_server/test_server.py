@@ -11,11 +11,12 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
-from mpitrain.strategies.exchange import exchange_of, sample_count
+from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.messages import Kind, Message
 from mpitrain.strategies.parameter_server.servers import pull_rows
+from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import shrinking
 from mpitrain.world.world import World
