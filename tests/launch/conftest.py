@@ -25,6 +25,9 @@ LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
 PLACING_PREFIXES = ("PRTE_MCA_rmaps_", "OMPI_MCA_rmaps_")
 TAG = "MPITRAIN_TEST_JOB"
 REPOSITORY = Path(__file__).resolve().parents[2]
+# The files whose tests take longest, which begin first; and what is so dear to set up that its tests share it.
+LONGEST = ("scripts", "checkpoint", "several_hosts", "slurm", "doctor", "shrink", "horovodrun", "parameter_servers")
+SHARED = {"plain", "hosts", "cluster"}
 
 
 def pytest_configure() -> None:
@@ -34,6 +37,16 @@ def pytest_configure() -> None:
         del os.environ[name]
     # Open MPI's jobs share a directory there: one that ends can take it from one that begins (seen in 1 start of 1000).
     os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="mpitrain-")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: tests begin where a process is free, and those that share something in one process."""
+    order = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    for item in items:
+        if SHARED & set(getattr(item, "fixturenames", ())) or item.path.stem == "test_horovodrun":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_unconfigure() -> None:
