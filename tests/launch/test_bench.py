@@ -7,16 +7,13 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpitrain.bench.exchange import limit_seconds, split
-from mpitrain.bench.interleave import interleave
 from mpitrain.bench.processes import Mpirun as OwnJobs
-from mpitrain.bench.workload import MODELS, PARAMETERS
+from mpitrain.bench.workload import PARAMETERS
 from tests.launch.conftest import REPOSITORY, Finished, Mpirun
 
 BENCH = ("-m", "mpitrain", "bench")
@@ -173,63 +170,6 @@ def test_one_rank_is_refused(mpirun: Mpirun) -> None:
     assert refused[0].stderr.count("needs two ranks or more") == 3, refused[0].output
 
 
-def test_own_jobs_are_refused_under_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    with pytest.raises(Exception, match="run it without mpirun"):
-        OwnJobs.find("mpirun")
-
-
 def test_a_job_that_fails_is_told(mpirun: Mpirun) -> None:
     with pytest.raises(Exception, match="the cause"):
         OwnJobs((mpirun.path, *mpirun.flags(2))).run(2, "raise SystemExit('the cause')")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("step", "--models", "mlp50k,none"), "no model 'none'"),
-        (("step", "--batch-size", "0"), "no positive whole number"),
-        (("exchange", "--rate", "nan"), "no positive number"),
-        (("exchange", "--mebibytes", "1,"), "no positive number"),
-    ],
-)
-def test_bad_arguments(arguments: tuple[str, ...], complaint: str) -> None:
-    command = [sys.executable, *BENCH, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY, check=False)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-
-
-def test_the_models_have_their_parameters() -> None:
-    code = "import sys; from mpitrain.bench.workload import workload\n"
-    code += f"print([workload(name, 1, 0).model.count_params() for name in {MODELS}])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, cwd=REPOSITORY, check=True
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == [PARAMETERS[name] for name in MODELS]
-
-
-def test_turns_alternate() -> None:
-    order: list[str] = []
-
-    def turn(name: str) -> list[float]:
-        order.append(name)
-        return [float(len(order))]
-
-    turns = {name: partial(turn, name) for name in "abc"}
-    assert interleave(turns, 2) == {"a": (1.0, 6.0), "b": (2.0, 4.0), "c": (3.0, 5.0)}
-    assert order == list("abcbca")
-
-
-@pytest.mark.parametrize(("elements", "count"), [(10, 1), (10, 3), (65536, 200), (2, 5)])
-def test_gradients_are_of_equal_size(elements: int, count: int) -> None:
-    sizes = split(elements, count)
-    assert len(sizes) == count
-    assert sum(sizes) == max(elements, count)
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_limit_of_the_link() -> None:
-    assert limit_seconds(2, 10**9 // 8, 1e9) == pytest.approx(1.0)
-    assert limit_seconds(4, 10**9 // 8, 1e9) == pytest.approx(1.5)
