@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mpitrain.comm import adasum
 from mpitrain.comm.communicator import Buffer, Op, scale
+from mpitrain.world.calls import Call, Meeting
 from mpitrain.world.world import World
 
-REDUCTION = re.compile(r"all_reduce\((\w+)[^)]*\) of (\w+)\[([\d, ]*)\]")
-GATHERING = re.compile(r"all_gather of (\w+)\[\*(?:, ([\d, ]+))?\]")
 IN_STEP = "in a step"  # so is named what every rank without data takes part in with nothing
-SESSION_ROUND = "the next collective of a session"
+SESSION_ROUND = Meeting("the next collective of a session")
 Function = TypeVar("Function", bound=Callable[..., Any])
 NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "min": lambda dtype: np.inf if dtype.kind not in "iub" else True if dtype.kind == "b" else np.iinfo(dtype).max,
     "max": lambda dtype: -np.inf if dtype.kind not in "iub" else False if dtype.kind == "b" else np.iinfo(dtype).min,
     "product": lambda dtype: 1,
 }
-
-
-def _form(array: Buffer, rows_differ: bool = False) -> str:
-    return _form_of(array.dtype, ("*", *array.shape[1:]) if rows_differ else array.shape)
-
-
-@functools.lru_cache(maxsize=1024)  # the name of a dtype alone takes numpy 10 us
-def _form_of(dtype: np.dtype[Any], shape: tuple[int | str, ...]) -> str:
-    return f"{dtype.name}[{', '.join(map(str, shape))}]"
 
 
 def _contiguous(array: Buffer) -> Buffer:
@@ -72,17 +61,57 @@ class Reduction:
         return f"{self.op}{factors}{', half' if self.half else ''}"
 
 
+@dataclass(frozen=True)
+class CollectiveCall(Call):
+    """One collective on an array.
+
+    Attributes:
+        kind: what is done.
+        dtype: its name.
+        shape: of the array; None where ranks may differ.
+        how: of a reduction.
+        root: of a broadcast: the number in the job.
+        name: given by the caller, for messages; ranks that give different ones are told.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    how: Reduction | None = None
+    root: int | None = None
+    name: str | None = None
+
+    def __str__(self) -> str:
+        """Local: as a signature."""
+        how = "" if self.how is None else f"({self.how})"
+        root = "" if self.root is None else f" from rank {self.root}"
+        shape = ", ".join("*" if length is None else str(length) for length in self.shape)
+        return f"{self.kind}{how}{root} of {self.dtype}[{shape}]" + (f" named {self.name!r}" if self.name else "")
+
+
+@functools.lru_cache(maxsize=1024)  # the name of a dtype alone takes numpy 10 us
+def _call(
+    kind: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+    name: str | None,
+    how: Reduction | None = None,
+    root: int | None = None,
+) -> CollectiveCall:
+    return CollectiveCall(kind, dtype.name, shape, how, root, name)
+
+
 @_in_turn
-def all_reduce(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
+def all_reduce(world: World, array: Buffer, how: Reduction, name: str | None = None) -> Buffer:
     """Collective: the reduction over ranks, of equal shapes.
 
     Args:
         world: the ranks.
         array: this rank's.
         how: the reduction.
-        label: a name for messages; ranks that give different ones are told.
+        name: see `CollectiveCall`.
     """
-    world.agreement.call(f"all_reduce({how}) of {_form(array)}{label}", idle_ok=how.op != "adasum")
+    world.agreement.call(_call("all_reduce", array.dtype, array.shape, name, how), idle_ok=how.op != "adasum")
     return _reduced(world, array, how)
 
 
@@ -143,10 +172,10 @@ def _wide(dtype: np.dtype[Any], op: str) -> Any:
 
 
 @_in_turn
-def all_gather(world: World, array: Buffer, label: str = "") -> Buffer:
+def all_gather(world: World, array: Buffer, name: str | None = None) -> Buffer:
     """Collective: concatenation along the first axis, in rank order; first dimensions may differ."""
     array = np.atleast_1d(array)
-    world.agreement.call(f"all_gather of {_form(array, rows_differ=True)}{label}", idle_ok=True)
+    world.agreement.call(_call("all_gather", array.dtype, (None, *array.shape[1:]), name), idle_ok=True)
     return _gathered(world, array)
 
 
@@ -159,39 +188,34 @@ def _gathered(world: World, array: Buffer) -> Buffer:
     return result
 
 
-def without_data(world: World, description: str) -> Callable[[], object] | None:
+def without_data(world: World, call: Call) -> Callable[[], object] | None:
     """Local: how a rank without data takes part in a collective that others agreed on; None if it cannot."""
-
-    def shape(text: str | None) -> tuple[int, ...]:
-        return tuple(int(number) for number in (text or "").split(",") if number.strip())
-
-    if description == SESSION_ROUND:
+    if call == SESSION_ROUND:
         return lambda: world.communicator.all_gather_obj((None, 0.0))
-    if found := REDUCTION.match(description):
-        op, dtype = found[1], np.dtype(found[2])
-        fill = NEUTRAL[op](dtype) if op in NEUTRAL else 0
-        nothing = np.full(shape(found[3]), fill, dtype)
-        how = Reduction(op, half=", half)" in description)
-        return None if op == "adasum" else lambda: _reduced(world, nothing, how)
-    if found := GATHERING.match(description):
-        empty = np.zeros((0, *shape(found[2])), found[1])
-        return lambda: _gathered(world, empty)
-    return None
+    if not isinstance(call, CollectiveCall):
+        return None
+    rows = np.zeros([length or 0 for length in call.shape], call.dtype)
+    if call.kind == "all_reduce" and call.how is not None and call.how.op != "adasum":
+        if call.how.op in NEUTRAL:
+            rows[...] = NEUTRAL[call.how.op](rows.dtype)
+        how = replace(call.how, before=1.0)  # it has nothing to multiply
+        return lambda: _reduced(world, rows, how)
+    return (lambda: _gathered(world, rows)) if call.kind == "all_gather" else None
 
 
 @_in_turn
-def broadcast(world: World, array: Buffer, root: int, label: str = "") -> Buffer:
+def broadcast(world: World, array: Buffer, root: int, name: str | None = None) -> Buffer:
     """Collective: rank `root`'s array."""
-    world.agreement.call(f"broadcast from rank {world.agreement.number(root)} of {_form(array)}{label}")
+    world.agreement.call(_call("broadcast", array.dtype, array.shape, name, root=world.agreement.number(root)))
     result = np.array(array, order="C", ndmin=1)
     world.communicator.broadcast(result, root)
     return result.reshape(array.shape)
 
 
 @_in_turn
-def reduce_scatter(world: World, array: Buffer, how: Reduction, label: str = "") -> Buffer:
+def reduce_scatter(world: World, array: Buffer, how: Reduction, name: str | None = None) -> Buffer:
     """Collective: this rank's rows of the reduction; earlier ranks get one row more."""
-    world.agreement.call(f"reduce_scatter({how}) of {_form(array)}{label}")
+    world.agreement.call(_call("reduce_scatter", array.dtype, array.shape, name, how))
     total = _reduced(world, array, how)
     base, extra = divmod(array.shape[0], world.size)
     start = world.rank * base + min(world.rank, extra)
@@ -199,13 +223,13 @@ def reduce_scatter(world: World, array: Buffer, how: Reduction, label: str = "")
 
 
 @_in_turn
-def all_to_all(world: World, array: Buffer, splits: Buffer | None, label: str = "") -> tuple[Buffer, Buffer]:
+def all_to_all(world: World, array: Buffer, splits: Buffer | None, name: str | None = None) -> tuple[Buffer, Buffer]:
     """Collective: send runs of rows to each rank; the rows received, and how many from each rank."""
     rows = array.shape[0] if array.ndim else 0
     if splits is None:
         splits = np.full(world.size, rows // world.size)
     valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == rows
-    world.agreement.call(f"all_to_all of {_form(array, rows_differ=True)}{label}")
+    world.agreement.call(_call("all_to_all", array.dtype, (None, *array.shape[1:]), name))
     counts = _gather_counts(world, splits if valid else np.full(world.size, -1))
     bad = [world.agreement.number(rank) for rank in range(world.size) if (counts[rank] < 0).any()]
     if bad:

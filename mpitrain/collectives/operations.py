@@ -55,9 +55,9 @@ def all_reduce(
     group = world or current_world()
     tensor = exchangeable(tensor)
     check_op(op, tensor.dtype)
-    how, label = host.Reduction(op, before, after, half), _label(name)
+    how = host.Reduction(op, before, after, half)
     call = _Call("all_reduce", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.all_reduce(group, array, how, label)])
+    (result,) = call(group, lambda array: [host.all_reduce(group, array, how, name)])
     _set_shape(result, tensor.shape)
     return result
 
@@ -75,9 +75,8 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
-    label = _label(name)
     call = _Call("all_gather", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.all_gather(group, array, label)])
+    (result,) = call(group, lambda array: [host.all_gather(group, array, name)])
     _set_shape(result, _rows_shape(tensor))
     return result
 
@@ -87,9 +86,8 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: Wor
     group = world or current_world()
     check_root(root, group)
     tensor = exchangeable(tensor)
-    label = _label(name)
     call = _Call("broadcast", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.broadcast(group, array, root, label)])
+    (result,) = call(group, lambda array: [host.broadcast(group, array, root, name)])
     _set_shape(result, tensor.shape)
     return result
 
@@ -123,9 +121,9 @@ def reduce_scatter(
     tensor = exchangeable(tensor)
     check_op(op, tensor.dtype)
     check_rows(tensor)
-    how, label = host.Reduction(op, before, after, half), _label(name)
+    how = host.Reduction(op, before, after, half)
     call = _Call("reduce_scatter", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, label)])
+    (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, name)])
     _set_shape(result, _rows_shape(tensor))
     return result
 
@@ -149,11 +147,10 @@ def all_to_all(
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
-    label = _label(name)
     inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
     call = _Call("all_to_all", name, inputs, [tensor.dtype, tf.int32])
     result, received = call(
-        group, lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None, label))
+        group, lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None, name))
     )
     _set_shape(result, _rows_shape(tensor))
     _set_shape(received, [group.size])
@@ -207,10 +204,6 @@ def _set_shape(result: tf.Tensor, shape: Any) -> None:
     """Local: what is known of the shape of a result in a graph; outside it has one."""
     if not hasattr(result, "numpy"):
         result.set_shape(shape)
-
-
-def _label(name: str | None) -> str:
-    return f" named {name!r}" if name else ""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from mpitrain.collectives.host import CollectiveCall
+from mpitrain.reduction.buckets import UpdateCall
+from mpitrain.world.calls import Call
 from mpitrain.world.world import World
 
 VARIABLE, MARK_VARIABLE = "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"
-NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # Horovod writes them without underscores
-NAMED = re.compile(r"^(?P<kind>\w+).* named '(?P<name>.*)'$")
 
 
 class Timeline:
@@ -43,17 +44,17 @@ class Timeline:
         start = {"start_time_since_epoch_in_micros": int(time.time() * 1e6)}
         self._write(name="process_name", ph="M", args={"name": f"rank {rank}", **start})
 
-    def agreed(self, description: str, start: float, end: float) -> None:
-        """Local: as for `comm.agreement.Observer`."""
-        kind, name = _titled(description)
+    def agreed(self, call: Call, start: float, end: float) -> None:
+        """Local: as for `world.agreement.Observer`."""
+        kind, name = _titled(call)
         with self._lock:
-            self._write_span(f"NEGOTIATE_{kind}", name, start, end, {"what": description.split("\n")[0]})
+            self._write_span(f"NEGOTIATE_{kind}", name, start, end, {"what": str(call).split("\n")[0]})
             self._open = kind, name, end
             if self._mark_cycles:
                 self._write(name="CYCLE_START", ph="i", ts=self._microseconds(end), s="p")
 
     def ended(self) -> None:
-        """Local: as for `comm.agreement.Observer`."""
+        """Local: as for `world.agreement.Observer`."""
         with self._lock:
             now = time.perf_counter()
             if self._open is not None:
@@ -86,15 +87,15 @@ class Timeline:
         return int((self._clock + moment) * 1e6)
 
 
-def _titled(description: str) -> tuple[str, str]:
+def _titled(call: Call) -> tuple[str, str]:
     """Local: Horovod's name of an operation, and the row it stands in."""
-    line = description.split("\n")[0]
-    word = re.split(r"\W", line, maxsplit=1)[0]
-    if word in NAMES:
-        word = word.replace("_", "")
-    kind = "ALLREDUCE" if word in ("update", "gradients") else word.upper()
-    named = NAMED.match(line)
-    return kind, f"{kind.lower()}.{named['name']}" if named else re.sub(r" of \d+ gradients$", "", line)
+    if isinstance(call, UpdateCall):
+        return "ALLREDUCE", call.owner
+    line = str(call).split("\n")[0]
+    if not isinstance(call, CollectiveCall):
+        return re.split(r"\W", line, maxsplit=1)[0].upper(), line
+    kind = call.kind.replace("_", "")
+    return kind.upper(), f"{kind}.{call.name}" if call.name else line
 
 
 _running: list[tuple[Timeline, World]] = []

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpitrain.world.calls import Call
+
 BUCKET_BYTES = 16 << 20
 ALONE_BYTES = 1 << 20
 FLAT_BYTES = 64 << 10
@@ -88,18 +90,41 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class BucketPlan:
-    """All buckets of one update, in the order in which they are exchanged; `added_up` or averaged."""
+class UpdateCall(Call):
+    """What all ranks know of one update before they exchange it.
 
+    Attributes:
+        owner: whose gradients they are.
+        specs: of the gradients.
+        added_up: the gradients of ranks are added up, not averaged.
+    """
+
+    owner: str
     specs: tuple[TensorSpec, ...]
-    buckets: tuple[Bucket, ...]
-    description: str
     added_up: bool = False
 
     @functools.cached_property
     def title(self) -> str:
-        """Whose gradients they are."""
-        return self.description.split("\n")[0]
+        """One line."""
+        return f"{self.owner} of {len(self.specs)} gradients{', added up' * self.added_up}"
+
+    def __str__(self) -> str:
+        """Local: the title, and a line for each gradient."""
+        lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in self.specs]
+        return "\n".join([self.title, *lines])
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """All buckets of one update, in the order in which they are exchanged."""
+
+    call: UpdateCall
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of the gradients."""
+        return self.call.specs
 
     def describe_bucket(self, index: int) -> str:
         """One line: whose gradients, how many bytes, of which variables."""
@@ -107,7 +132,7 @@ class BucketPlan:
         names = [self.specs[position].name for position in bucket.members]
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         nbytes = bucket.size * itemsize(bucket.dtype)
-        return f"{self.title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
+        return f"{self.call.title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
 
 
 def plan_buckets(
@@ -128,7 +153,7 @@ def plan_buckets(
         specs: gradients in order of creation of their variables.
         bucket_bytes: most that is fused into one bucket.
         alone_bytes: from this size on a tensor travels alone.
-        title: whose gradients these are, for the description.
+        title: whose gradients these are.
         added_up: the gradients of ranks are added up, not averaged.
     """
     finished: list[tuple[int, Bucket]] = []
@@ -153,9 +178,7 @@ def plan_buckets(
     for dtype in list(open_members):
         close(dtype)
     buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
-    lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in specs]
-    what = f"{title} of {len(specs)} gradients{', added up' * added_up}"
-    return BucketPlan(tuple(specs), buckets, "\n".join([what, *lines]), added_up)
+    return BucketPlan(UpdateCall(title, tuple(specs), added_up), buckets)
 
 
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:

@@ -46,7 +46,7 @@ class FiniteCheck:
 
     Attributes:
         action: `stop`, `warn` or `ignore`.
-        may_overflow: titles of plans whose gradients are scaled until they overflow; they are not looked at.
+        may_overflow: owners of updates whose gradients are scaled until they overflow; they are not looked at.
     """
 
     def __init__(self, communicator: Communicator, agreement: Agreement) -> None:
@@ -76,11 +76,11 @@ class FiniteCheck:
         else:
             total = np.add.reduce(flat)
         # A sum is finite only if all its terms are, and only then less itself 0. One that overflows is looked at again.
-        if total - total == 0 or plan.title in self.may_overflow or _is_finite(plan, bucket, flat):
+        if total - total == 0 or plan.call.owner in self.may_overflow or _is_finite(plan, bucket, flat):
             return
-        if self.action == "warn" and plan.title in self._told:
+        if self.action == "warn" and plan.call.title in self._told:
             return
-        self._told.add(plan.title)
+        self._told.add(plan.call.title)
         text = self._trace(plan, bucket, own, update)
         if self.action == "stop":
             raise NonFiniteError(text)
@@ -106,7 +106,7 @@ class FiniteCheck:
         """Collective: on which rank the value came up, and in the gradient of which variable."""
         everyone: list[list[_Found]] = self._communicator.all_gather_obj(list(_found(plan, bucket, own)))
         places = [(rank, one) for rank, found in enumerate(everyone) for one in found]
-        what = f"the mean gradient is not finite in update {update} ({plan.title})"
+        what = f"the mean gradient is not finite in update {update} ({plan.call.title})"
         if not places:
             return f"{what}: each rank's own is finite, so their sum is too large. Lower the learning rate, or clip"
         texts = [

@@ -134,8 +134,8 @@ class Reducer:
                 under_way, self._next = self._next, None
                 if under_way != (None if index == 0 else (plan, index)):
                     raise MismatchError(
-                        f"{plan.title}: another update of this rank is not finished: two threads exchange gradients at "
-                        "the same time, or an error ended the other one. Exchange from one thread."
+                        f"{plan.call.title}: another update of this rank is not finished: two threads exchange "
+                        "gradients at the same time, or an error ended the other one. Exchange from one thread."
                     )
                 result = self._exchange(plan, index, arrays, samples, synchronize)
                 self._next = (plan, index + 1) if index + 1 < len(plan.buckets) else None
@@ -179,9 +179,9 @@ class Reducer:
         if self._pending is not None:
             agreed, self._pending = self._pending, None
         else:
-            agreed = self.agreement.call(plan.description, samples=samples, idle_ok=True)
+            agreed = self.agreement.call(plan.call, samples=samples, idle_ok=True)
         self.agreed = agreed
-        self._weights = weights_of(agreed, self.communicator.rank, plan.added_up)
+        self._weights = weights_of(agreed, self.communicator.rank, plan.call.added_up)
         if synchronize is not None and synchronize():
             self._weights = _Weights(1.0 if self.communicator.rank == 0 else 0.0, 1.0)
         self.statistics.updates += 1

@@ -8,6 +8,7 @@ stops the training after so many batches does it everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,10 +17,12 @@ from keras.src.utils import is_default
 
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.training.callbacks import hook_in
-from mpitrain.training.logs import Leaves, Path, leaves_of, nested, paths_in
+from mpitrain.training.logs import Leaves, LogsCall, Path, leaves_of, nested
 from mpitrain.world.agreement import Agreed
+from mpitrain.world.calls import Call
 from mpitrain.world.world import World
 
+BEGINS, ENDS, ENDED = "begins", "ends", "was the last, or not"
 STOP = {"train": "stop_training", "test": "stop_evaluating"}
 # Keras' own callbacks that look at batches only if this attribute says so.
 WHEN = {"TensorBoard": "update_freq", "ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq"}
@@ -65,6 +68,25 @@ def alike(world: World, callbacks: Sequence[Any]) -> list[Any]:
     return [BeforeCallbacks(batches), *callbacks, BehindCallbacks(batches)]
 
 
+@dataclass(frozen=True)
+class _BatchCall(Call):
+    """What happens to a batch.
+
+    Attributes:
+        kind: of batch.
+        moment: of it.
+        logs: of which the ranks make one, at its end.
+    """
+
+    kind: str
+    moment: str
+    logs: LogsCall | None = None
+
+    def __str__(self) -> str:
+        """Local: a sentence."""
+        return f"a {self.kind} batch {self.moment}" + (f": {self.logs}" if self.logs else "")
+
+
 class _Batches:
     """What the two callbacks share.
 
@@ -83,7 +105,7 @@ class _Batches:
 
     def enter(self, kind: str) -> None:
         """Local: batches of that kind begin."""
-        self._exchange.takes_part.append(lambda description: self._without_data(kind, description))
+        self._exchange.takes_part.append(lambda call: self._without_data(kind, call))
 
     def leave(self) -> None:
         """Local: the batches entered last have ended."""
@@ -96,22 +118,22 @@ class _Batches:
     def begin(self, kind: str, batch: int) -> None:
         """Collective: a batch begins on the ranks that have one."""
         if kind in self._begins and self._in_step(kind):
-            agreed = self._world.agreement.call(_name(kind, "begins"), idle_ok=True)
+            agreed = self._world.agreement.call(_BatchCall(kind, BEGINS), idle_ok=True)
             self._number(agreed, batch)
 
     def end(self, kind: str, batch: int, logs: dict[str, Any]) -> None:
         """Collective: numbers in `logs` become those of all ranks."""
         if self._in_step(kind):
             own = self._own[kind] = leaves_of(logs)
-            description = hook_in(self.model).logs.description(list(own))
-            agreed = self._world.agreement.call(f"{_name(kind, 'ends')}: {description}", idle_ok=True)
+            reducing = hook_in(self.model).logs
+            agreed = self._world.agreement.call(_BatchCall(kind, ENDS, reducing.call(own)), idle_ok=True)
             self._number(agreed, batch)
-            logs.update(hook_in(self.model).logs.reduce(list(own), own, hook_in(self.model).latest.samples))
+            logs.update(reducing.reduce(list(own), own, hook_in(self.model).latest.samples))
 
     def settle(self, kind: str) -> None:
         """Collective: where one rank stops, all stop."""
         if self._in_step(kind):
-            self._world.agreement.call(_name(kind, "was the last, or not"), idle_ok=True)
+            self._world.agreement.call(_BatchCall(kind, ENDED), idle_ok=True)
             self._stop_alike(kind)
 
     def _in_step(self, kind: str) -> bool:
@@ -131,22 +153,20 @@ class _Batches:
         self._world.communicator.all_reduce(stop, "max")
         setattr(self.model, STOP[kind], bool(stop[0]))
 
-    def _without_data(self, kind: str, description: str) -> Callable[[Agreed], None] | None:
-        """Local: how this rank takes part in what so describes a batch of the others."""
-        if not self._in_step(kind):
+    def _without_data(self, kind: str, call: Call) -> Callable[[Agreed], None] | None:
+        """Local: how this rank takes part in that call of the others, if it is of their batches."""
+        if not isinstance(call, _BatchCall) or call.kind != kind or not self._in_step(kind):
             return None
-        if description == _name(kind, "begins"):
+        if call.moment == BEGINS:
             return lambda agreed: self._call(f"on_{kind}_batch_begin", self._number(agreed, 0), {})
-        if description == _name(kind, "was the last, or not"):
+        if call.moment == ENDED:
             return lambda agreed: self._stop_alike(kind)
-        ends = f"{_name(kind, 'ends')}: "
-        if description.startswith(ends):
-            paths, logs = paths_in(description), hook_in(self.model).logs
-            if description == ends + logs.description(paths):
-                return lambda agreed: self._end_without_data(kind, agreed, paths)
-        return None
+        if call.logs is None or call.logs != hook_in(self.model).logs.call(call.logs.paths):
+            return None
+        paths = call.logs.paths
+        return lambda agreed: self._end_without_data(kind, agreed, paths)
 
-    def _end_without_data(self, kind: str, agreed: Agreed, paths: list[Path]) -> None:
+    def _end_without_data(self, kind: str, agreed: Agreed, paths: Sequence[Path]) -> None:
         """Collective: the end of a batch of the others, in which this rank had no samples."""
         batch, own = self._number(agreed, 0), self._own.get(kind, {})
         reduced = hook_in(self.model).logs.reduce(paths, own, 0.0)
@@ -155,10 +175,6 @@ class _Batches:
     def _call(self, method: str, batch: int, logs: dict[str, Any]) -> None:
         for callback in self._callbacks:
             getattr(callback, method)(batch, logs=logs)
-
-
-def _name(kind: str, what: str) -> str:
-    return f"a {kind} batch {what}"
 
 
 class BeforeCallbacks(keras.callbacks.Callback):

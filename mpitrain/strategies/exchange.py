@@ -16,7 +16,8 @@ from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.reduction.reducer import Reducer, Statistics, zeros
 from mpitrain.strategies import replicas
 from mpitrain.strategies.weighting import are_added_up, current_samples
-from mpitrain.world.agreement import Agreed, signature_of
+from mpitrain.world.agreement import Agreed
+from mpitrain.world.calls import Call
 from mpitrain.world.world import World, current_world
 
 
@@ -38,7 +39,7 @@ class Exchange:
 
     Attributes:
         takes_part: of each loop under way, the innermost last, a function that says how a rank without data takes
-            part in what so describes something of the others, or None.
+            part in such a call of the others, or None.
     """
 
     def __init__(self, world: World) -> None:
@@ -54,7 +55,7 @@ class Exchange:
         self._empty_updates: weakref.WeakValueDictionary[int, EmptyUpdate] = weakref.WeakValueDictionary()
         self._plans: dict[int, BucketPlan] = {}
         self._synchronized: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.takes_part: list[Callable[[str], Callable[[Agreed], None] | None]] = []
+        self.takes_part: list[Callable[[Call], Callable[[Agreed], None] | None]] = []
 
     @property
     def latest_samples(self) -> float:
@@ -109,7 +110,7 @@ class Exchange:
 
         own = [gradients[position] for position in present]
         plan = self.plan(own, [variables[position] for position in present], title)
-        self._plans.setdefault(signature_of(plan.description), plan)
+        self._plans.setdefault(plan.call.signature, plan)
         result: list[Any] = list(gradients)
         means = mean_gradients(self.reducer, plan, own, current_samples(), synchronize)
         for position, mean in zip(present, means, strict=True):
@@ -146,13 +147,13 @@ class Exchange:
         valued = [v for v in new if replicas.has_value(v)]
         return bool(valued) and replicas.synchronize(valued, world=self.world)
 
-    def knows(self, description: str) -> bool:
+    def knows(self, call: Call) -> bool:
         """Local: whether this rank can make that update without data."""
-        return signature_of(description) in self._empty_updates
+        return call.signature in self._empty_updates
 
-    def register_empty_update(self, description: str, update: EmptyUpdate) -> None:
-        """Local: how this rank makes the update so described with nothing of its own; kept by a weak reference."""
-        self._empty_updates[signature_of(description)] = update
+    def register_empty_update(self, call: Call, update: EmptyUpdate) -> None:
+        """Local: how this rank makes that update with nothing of its own; kept by a weak reference."""
+        self._empty_updates[call.signature] = update
 
     def join(self, finished: bool = False, collectives: bool = False) -> int:
         """Collective: take part in the updates of ranks that still have data, until all have joined.
@@ -171,11 +172,11 @@ class Exchange:
         updates = 0
         while self.world.size > 1:
             agreed = self.world.agreement.idle(finished, functools.partial(self._pending, finished, collectives))
-            if agreed.signature is None:
+            if agreed.call is None:
                 if not finished or agreed.finished:
                     break
             elif agreed.possible:
-                self._contribute_nothing(agreed, agreed.signature)
+                self._contribute_nothing(agreed, agreed.call)
                 updates += 1
             elif not finished:
                 raise CollectiveError(
@@ -185,36 +186,36 @@ class Exchange:
                 )
         return updates
 
-    def _pending(self, finished: bool, collectives: bool, signature: int, description: str) -> float | None:
-        update = self._empty_updates.get(signature)
+    def _pending(self, finished: bool, collectives: bool, call: Call) -> float | None:
+        update = self._empty_updates.get(call.signature)
         if update is not None:
             return update.samples()
-        if not finished and self._part_in(description) is not None:
+        if not finished and self._part_in(call) is not None:
             return 0.0
-        known = finished and signature in self._plans
-        collectives = collectives or host.IN_STEP in description
-        return 0.0 if known or (collectives and host.without_data(self.world, description)) else None
+        known = finished and call.signature in self._plans
+        collectives = collectives or (isinstance(call, host.CollectiveCall) and call.name == host.IN_STEP)
+        return 0.0 if known or (collectives and host.without_data(self.world, call)) else None
 
-    def _part_in(self, description: str) -> Callable[[Agreed], None] | None:
-        return self.takes_part[-1](description) if self.takes_part else None
+    def _part_in(self, call: Call) -> Callable[[Agreed], None] | None:
+        return self.takes_part[-1](call) if self.takes_part else None
 
-    def _contribute_nothing(self, agreed: Agreed, signature: int) -> None:
+    def _contribute_nothing(self, agreed: Agreed, call: Call) -> None:
         """Collective: one update of the others, or what else they do."""
-        part = self._part_in(agreed.description)
+        part = self._part_in(call)
         if part is not None:
             part(agreed)
             return
-        collective = host.without_data(self.world, agreed.description)
+        collective = host.without_data(self.world, call)
         if collective is not None:
             collective()
             return
-        update = self._empty_updates.get(signature)
+        update = self._empty_updates.get(call.signature)
         self.reducer.contribute_nothing(agreed)
         if update is not None:
             update.run()
             return
         # Of a tape, or of an optimizer that is gone: nothing here has to follow.
-        plan = self._plans[signature]
+        plan = self._plans[call.signature]
         for index, bucket in enumerate(plan.buckets):
             self.reducer.exchange(plan, index, zeros(plan, bucket), 0.0)
 

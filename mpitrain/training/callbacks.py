@@ -328,7 +328,7 @@ class _ModelHook:
         if {name for names, _, _ in everyone for name in names} == set(self._metrics_result()):
             return self.global_result()
         paths = list(dict.fromkeys(path for _, paths, _ in everyone for path in paths))
-        world.agreement.call(self.logs.description(paths))
+        world.agreement.call(self.logs.call(paths))
         in_the_last = batches == max(batches for _, _, batches in everyone)
         return self.logs.reduce(paths, own, self.latest.samples if in_the_last else 0.0)
 
@@ -362,7 +362,7 @@ def train_on_rows(
     with hook.together():
         logs = train(model, **{**arguments, "return_dict": True})
     own = leaves_of(logs)
-    world.agreement.call(hook.logs.description(list(own)))
+    world.agreement.call(hook.logs.call(own))
     logs |= hook.logs.reduce(list(own), own, hook.latest.samples)
     return logs if as_dictionary else model._flatten_metrics_in_order(logs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,32 @@ import numpy as np
 from mpitrain.errors import AgreedError
 from mpitrain.strategies.replicas import describe
 from mpitrain.training.metric_states import Numbers, Result, over_ranks
+from mpitrain.world.calls import Call
 from mpitrain.world.world import World
 
 Path = tuple[str | int, ...]  # of a value: its name in the logs, then its places in lists and dictionaries
 Leaves = dict[Path, Any]
 ABSENT, SCALAR, ELSE = 0.0, 1.0, 2.0
 CLOSE = 1e-6  # a graph may compute a float32 number with other instructions than an eager call
+
+
+@dataclass(frozen=True)
+class LogsCall(Call):
+    """What ranks must have in common to reduce values of logs.
+
+    Attributes:
+        paths: of the values.
+        results: names of the metrics' results.
+        variables: of the metrics, see `replicas.describe`.
+    """
+
+    paths: tuple[Path, ...]
+    results: tuple[str, ...]
+    variables: str
+
+    def __str__(self) -> str:
+        """Local: the paths and names in the first line."""
+        return f"logs {json.dumps(self.paths)} of {[*self.results]}, {self.variables}"
 
 
 def global_metrics(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
@@ -57,10 +78,10 @@ class Logs:
     ) -> None:
         self._metrics, self._result, self._world, self._has_rows = metrics, result, world, has_rows
 
-    def description(self, paths: Sequence[Path]) -> str:
-        """Local: what ranks must have in common to reduce the values at these paths; `paths_in` reads it."""
+    def call(self, paths: Iterable[Path]) -> LogsCall:
+        """Local: to be agreed on before the values at these paths are reduced."""
         variables = [variable for metric in self._metrics() for variable in metric.variables]
-        return f"logs {json.dumps([*paths])} of {sorted(self._result())}, {describe(variables)}"
+        return LogsCall((*paths,), (*sorted(self._result()),), describe(variables))
 
     def reduce(self, paths: Sequence[Path], own: Leaves, samples: float) -> Numbers:
         """Collective: logs of the values at those paths over all ranks. To be agreed on before.
@@ -171,12 +192,6 @@ def combined(own: Leaves, samples: float, world: World, has_rows: bool = False) 
         mean = _mean(np.stack(arrays), np.array(counts, np.float64))
         found[path] = mean if mean.ndim else mean.item()
     return found
-
-
-def paths_in(description: str) -> list[Path]:
-    """Local: the paths that `Logs.description` was given."""
-    paths = json.JSONDecoder().raw_decode(description, description.index("["))[0]
-    return [tuple(path) for path in paths]
 
 
 def _plain(leaf: Any) -> Any:

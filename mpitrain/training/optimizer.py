@@ -246,7 +246,7 @@ class _Hook(Hook):
             return
         kept = [variable for _, variable in pairs]
         plan = self.exchange.plan_update([gradient for gradient, _ in pairs], kept, self._title)
-        if self.exchange.knows(plan.description):
+        if self.exchange.knows(plan.call):
             return
         specs, adds = [spec_of(gradient, variable) for gradient, variable in pairs], are_added_up()
 
@@ -272,7 +272,7 @@ class _Hook(Hook):
 
         empty = EmptyUpdate(catch_up, samples)
         self._empty_updates.append(empty)
-        self.exchange.register_empty_update(plan.description, empty)
+        self.exchange.register_empty_update(plan.call, empty)
 
 
 def _refuse_inside_loss_scaling(optimizer: Any) -> None:

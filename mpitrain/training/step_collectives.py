@@ -18,7 +18,6 @@ from mpitrain.collectives.ordering import checked_call, in_turn
 from mpitrain.comm.communicator import Buffer
 from mpitrain.world.world import World
 
-LABEL = f" named '{host.IN_STEP}'"
 _compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled", default=False)
 
 
@@ -52,7 +51,7 @@ class StepCollectives:
         how = host.Reduction("sum")
 
         def call(array: Buffer) -> list[Buffer]:
-            return [host.all_reduce(self._world, array, how, LABEL) if self._active() else np.array(array)]
+            return [host.all_reduce(self._world, array, how, host.IN_STEP) if self._active() else np.array(array)]
 
         return self._call(call, tensor, [(tensor.dtype, tensor.shape)])[0]
 
@@ -116,7 +115,7 @@ class StepCollectives:
         return [order, np.flatnonzero(numbers[order] % size == rank)]
 
     def _gathered(self, array: Buffer) -> Buffer:
-        return host.all_gather(self._world, array, LABEL) if self._active() else np.array(array)
+        return host.all_gather(self._world, array, host.IN_STEP) if self._active() else np.array(array)
 
     def _rows(self, tensor: tf.Tensor) -> tf.Tensor:
         shape = tf.TensorShape([None, *tensor.shape[1:]])

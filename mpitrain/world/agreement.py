@@ -4,7 +4,7 @@ MPI pairs collectives by order alone: ranks that call different ones, or the sam
 counts, hang or get wrong sums (seen: Open MPI 5, one rank wrong, no error). Before each
 collective every rank therefore gathers one small header of each rank. It tells
 
-- what is called (a hash of operation, dtypes, shapes): a difference raises on every rank;
+- what is called (the signature of a `Call`): a difference raises on every rank;
 - how many samples stand behind this rank's gradient, so that the mean can be exact;
 - which ranks have run out of data (`joining`) or reached the end of the program (`finished`):
   they contribute zero to the updates of the others, and nobody waits for them for ever;
@@ -14,8 +14,6 @@ collective every rank therefore gathers one small header of each rank. It tells
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ import numpy as np
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import MismatchError, RankFinishedError
+from mpitrain.world.calls import Call, Meeting, meeting
 
 CONTENDED, JOINING, FINISHED = -1, 0, 1
 THREADS = (
@@ -33,7 +32,8 @@ THREADS = (
     "one after the other."
 )
 REPORTS = 3
-Able = Callable[[int, str], float | None]
+IDLE = {JOINING: Meeting("waiting for the others (out of data)"), FINISHED: Meeting("at the end of the program")}
+Able = Callable[[Call], float | None]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Agreed:
     """What the headers of one collective said.
 
     Attributes:
-        signature: the hash all active ranks called, or None when every rank is joining or finished.
+        signature: of what all active ranks called, or None when every rank is joining or finished.
         samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
         reports: (size, REPORTS) float64, each rank's last reported numbers.
         requests: (size,) float64, each rank's `Agreement.request`.
         active: (size,) bool, False for ranks that are joining or finished.
         finished: every rank is at the end of its program.
         possible: all idle ranks can take part in what the active ones call.
-        description: what the active ranks call, where some rank is idle.
+        call: what the active ranks call, where some rank is idle.
     """
 
     signature: int | None
@@ -58,26 +58,19 @@ class Agreed:
     active: np.ndarray[tuple[int], np.dtype[np.bool_]]
     finished: bool = False
     possible: bool = True
-    description: str = ""
+    call: Call | None = None
 
 
 class Observer(Protocol):
     """What wants to know of collectives; times are those of `time.perf_counter`."""
 
-    def agreed(self, description: str, start: float, end: float) -> None:
+    def agreed(self, call: Call, start: float, end: float) -> None:
         """Local: this rank called a collective at `start`, and at `end` all ranks had come to it."""
         ...
 
     def ended(self) -> None:
         """Local: the collective agreed on last, or one bucket of it, has ended on this rank."""
         ...
-
-
-@functools.lru_cache(maxsize=1024)  # called at each step, with few and long descriptions
-def signature_of(description: str) -> int:
-    """Local: a 62-bit hash of a description, never JOINING or FINISHED."""
-    digest = hashlib.blake2b(description.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % (1 << 62) + 2
 
 
 class Turn:
@@ -138,10 +131,7 @@ class Agreement:
         self.observer: Observer | None = None
         self.missed: Callable[[], object] = lambda: None
         self.between(hosts, ranks)
-        self._descriptions: dict[int, str] = {
-            JOINING: "waiting for the others (out of data)",
-            FINISHED: "at the end of the program",
-        }
+        self._known: dict[int, Call] = {**IDLE}
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
         self.request = 0
@@ -162,11 +152,11 @@ class Agreement:
         self._calls = self._all.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
 
-    def call(self, description: str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
-        """Collective: agree that all ranks call `description` now.
+    def call(self, what: Call | str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
+        """Collective: agree that all ranks call this now.
 
         Args:
-            description: operation and arguments that must be equal on all ranks.
+            what: operation and arguments that must be equal on all ranks; a text stands for a `Meeting`.
             samples: weight of this rank's contribution.
             idle_ok: ranks out of data may take part with nothing (gradient updates).
 
@@ -174,15 +164,16 @@ class Agreement:
             MismatchError: on every rank, when ranks call different things.
             RankFinishedError: on every active rank, when a rank is at the end of its program.
         """
-        signature = signature_of(description)
-        self._descriptions[signature] = description
+        called = meeting(what) if isinstance(what, str) else what
+        signature = called.signature
+        self._known[signature] = called
         with self.turn:
             agreed = self._gather(signature, samples)
             if agreed.active is self._everyone:
                 return agreed
-            agreed = self._ask_idle(agreed, description, lambda what, text: samples)
+            agreed = self._ask_idle(agreed, called, lambda call: samples)
         if not (agreed.possible and idle_ok):
-            self._raise_idle(description)
+            self._raise_idle(called)
         return agreed
 
     def idle(self, finished: bool = False, able: Able | None = None) -> Agreed:
@@ -190,8 +181,8 @@ class Agreement:
 
         Args:
             finished: this rank is at the end of its program.
-            able: tells of a signature and its description how many samples this rank still has to contribute,
-                0 for none, or None if it cannot take part. Then `possible` is False, and the active ranks raise.
+            able: tells of a call how many samples this rank still has to contribute, 0 for none, or None if it
+                cannot take part. Then `possible` is False, and the active ranks raise.
         """
         with self.turn.lock:
             agreed = self._gather(FINISHED if finished else JOINING, 0.0)
@@ -199,25 +190,24 @@ class Agreement:
                 return agreed
             if finished:
                 self.missed()
-            return self._ask_idle(agreed, "", able or (lambda what, text: 0.0))
+            return self._ask_idle(agreed, None, able or (lambda call: 0.0))
 
     def leave(self) -> None:
         """Collective: wait until all ranks are at the end of their programs, able to take part in nothing."""
-        while self._communicator.size > 1 and not self.idle(finished=True, able=lambda what, text: None).finished:
+        while self._communicator.size > 1 and not self.idle(finished=True, able=lambda call: None).finished:
             pass
 
     def number(self, rank: int) -> int:
         """Local: the number in the job of a rank of this group."""
         return self._numbers[rank]
 
-    def _ask_idle(self, agreed: Agreed, description: str, able: Able) -> Agreed:
+    def _ask_idle(self, agreed: Agreed, own: Call | None, able: Able) -> Agreed:
         """Collective: what ranks without data answer, once they know what the others do."""
-        assert agreed.signature is not None
-        text = str(self._communicator.broadcast_obj(description, int(np.argmax(agreed.active))))
-        samples = able(agreed.signature, text)
+        call: Call = self._communicator.broadcast_obj(own, int(np.argmax(agreed.active)))
+        samples = able(call)
         answers = np.zeros(self._communicator.size, np.float64)
         self._communicator.all_gather(np.array([-1.0 if samples is None else samples]), answers)
-        return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()), description=text)
+        return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()), call=call)
 
     def _gather(self, what: int, samples: float) -> Agreed:
         self._what[0] = CONTENDED if self.turn.contended and what > FINISHED else what
@@ -227,7 +217,7 @@ class Agreement:
         activity = self._communicator.activity
         inside = activity.inside
         if inside is None:
-            activity.inside = self._descriptions[what]
+            activity.inside = self._known[what]
         start = time.perf_counter()
         try:
             self._communicator.all_gather(self._mine, self._all)
@@ -236,7 +226,7 @@ class Agreement:
         end = time.perf_counter()
         self.waiting_seconds += end - start
         if self.observer is not None and what > FINISHED:
-            self.observer.agreed(self._descriptions[what], start, end)
+            self.observer.agreed(self._known[what], start, end)
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
         all_told = self._all.copy()
         samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
@@ -260,7 +250,7 @@ class Agreement:
         )
 
     def _raise_mismatch(self, what: int) -> NoReturn:
-        texts = self._communicator.all_gather_obj(self._descriptions[what])
+        texts = self._communicator.all_gather_obj(str(self._known[what]))
         groups: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             groups.setdefault(text, []).append(rank)
@@ -271,13 +261,13 @@ class Agreement:
             + "\nAll ranks must call the same operation, with equal shapes and dtypes, in the same order."
         )
 
-    def _raise_idle(self, description: str) -> NoReturn:
+    def _raise_idle(self, called: Call) -> NoReturn:
         codes = self._calls.tolist()
         idle = [rank for rank, code in enumerate(codes) if code <= FINISHED]
         others = [rank for rank, code in enumerate(codes) if code > FINISHED]
-        state = self._descriptions[codes[idle[0]]]
+        state = self._known[codes[idle[0]]]
         raise RankFinishedError(
-            f"{self.name(others)} called {description}, but {self.name(idle)} will not come: {state}. "
+            f"{self.name(others)} called {called}, but {self.name(idle)} will not come: {state}. "
             "Every rank must call each collective, and make at least one update of each kind itself."
         )
 

@@ -242,6 +242,8 @@ def test_join_takes_part_in_collectives_and_updates() -> None:
         np.testing.assert_allclose(hvd.allreduce(own()), own(0) / SIZE)
         np.testing.assert_allclose(hvd.allreduce(own() - 5, op=hvd.Min), own(0) - 5)
         np.testing.assert_allclose(hvd.allgather(own()), own(0))
+        scaled = hvd.allreduce(tf.ones(400_000), postscale_factor=4.0)  # each rank makes a part of it
+        np.testing.assert_allclose(scaled, 4.0 / SIZE, rtol=1e-6)
     assert int(hvd.join()) == 0
     assert float(w.numpy()) == pytest.approx(-2.0)
     if SIZE > 1:

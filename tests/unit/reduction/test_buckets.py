@@ -72,4 +72,4 @@ def test_description_tells_every_difference(change: dict[str, object]) -> None:
     base = {"name": "a", "shape": (3,), "dtype": "float32", "sparse": False}
     one = plan_buckets([TensorSpec(**base)])  # type: ignore[arg-type]
     other = plan_buckets([TensorSpec(**{**base, **change})])  # type: ignore[arg-type]
-    assert one.description != other.description
+    assert str(one.call) != str(other.call)

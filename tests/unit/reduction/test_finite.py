@@ -94,7 +94,7 @@ def test_gradients_that_are_scaled_until_they_overflow_are_let_pass() -> None:
     def run(communicator: SimulatedCommunicator) -> bool:
         check = finite.FiniteCheck(communicator, Agreement(communicator, ["h"] * 2))
         check.action = "stop"
-        check.may_overflow.add(plan.title)
+        check.may_overflow.add(plan.call.owner)
         with np.errstate(invalid="ignore"):
             check.look(plan, plan.buckets[0], np.full(18, np.inf, "f"), [], 1)
         return True

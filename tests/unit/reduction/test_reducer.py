@@ -131,7 +131,7 @@ def test_ranks_that_cannot_take_part_are_not_waited_for() -> None:
     def body(communicator: Communicator) -> bool:
         own = reducer(communicator)
         if communicator.rank == 1:
-            return not own.agreement.idle(finished=True, able=lambda what, text: None).possible
+            return not own.agreement.idle(finished=True, able=lambda call: None).possible
         with pytest.raises(RankFinishedError, match=r"rank 1 \(host1\) will not come"):
             update(own, plan_buckets(SPECS), gradients(0), 1.0)
         return True
