@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "World": "mpitrain.world.world",
-    "init": "mpitrain.world.world",
+    "init": "mpitrain.world.start",
     "DistributedOptimizer": "mpitrain.training.optimizer",
     "DistributedGradientTape": "mpitrain.training.tape",
     "ParameterServer": "mpitrain.strategies.parameter_server.servers",
@@ -88,7 +88,8 @@ if TYPE_CHECKING:
     from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
     from mpitrain.training.optimizer import DistributedOptimizer
     from mpitrain.training.tape import DistributedGradientTape
-    from mpitrain.world.world import World, init
+    from mpitrain.world.start import init
+    from mpitrain.world.world import World
 
 
 def __getattr__(name: str) -> Any:

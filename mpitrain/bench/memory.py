@@ -47,7 +47,7 @@ def _case(mpirun: Mpirun, name: str, ranks: int, batch_size: int, repeat: int) -
 
 def print_peak(name: str, batch_size: int, steps: int) -> None:
     """Collective, in a job of its own: train some steps; rank 0 prints every rank's peak as JSON."""
-    from mpitrain.world.world import init
+    from mpitrain.world.start import init
 
     world = init()
     from mpitrain.bench.workload import optimizer, train_step, workload

@@ -39,7 +39,7 @@ def main(name: str, batch_size: int, directory: Path) -> None:
         batch_size: of each rank.
         directory: for events and checkpoints.
     """
-    from mpitrain.world.world import init
+    from mpitrain.world.start import init
 
     world = init()
     if world.is_root:

@@ -18,7 +18,8 @@ from mpitrain.errors import AgreedError
 from mpitrain.strategies.parameter_server.connection import client_of, connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import Roles
-from mpitrain.world.world import World, use
+from mpitrain.world.start import use
+from mpitrain.world.world import World
 
 TENSORS = 16
 CALLS = 2

@@ -31,7 +31,8 @@ from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.training.callbacks import begun_alike
 from mpitrain.world.consensus import together
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 SAVE = 1  # in `Agreement.request`; the number of a signal stands in the bits above
 

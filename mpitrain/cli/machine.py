@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from mpitrain.config import rules
-from mpitrain.world.world import World, init
+from mpitrain.world.start import init
+from mpitrain.world.world import World
 
 # Those that take a value.
 VALUED = (

@@ -186,7 +186,7 @@ def leave_with(error: UsageError) -> NoReturn:
         AgreedError: always; the other ranks are in the first agreement of their command.
     """
     from mpitrain.world.consensus import together
-    from mpitrain.world.world import init
+    from mpitrain.world.start import init
 
     world = init()
 

@@ -21,7 +21,8 @@ from mpitrain.rules import Rule
 from mpitrain.strategies.parameter_server.choice import device_of, options_of
 from mpitrain.strategies.parameter_server.connection import connect, is_served
 from mpitrain.world.consensus import root_only, same, together
-from mpitrain.world.world import World, init
+from mpitrain.world.start import init
+from mpitrain.world.world import World
 
 if TYPE_CHECKING:
     from mpitrain.data.source import Preprocessing

@@ -16,7 +16,8 @@ from mpitrain.faults import interfaces
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.world.consensus import together
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 EXPOSED = (
     "whoever reaches a TensorFlow server can run programs and read files there as the user who started it: gRPC asks "

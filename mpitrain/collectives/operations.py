@@ -19,7 +19,8 @@ from mpitrain.collectives import host
 from mpitrain.collectives.negotiation import negotiation_of
 from mpitrain.collectives.objects import check_root
 from mpitrain.collectives.ordering import checked_call, in_turn
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 
 def all_reduce(

@@ -23,6 +23,7 @@ from mpitrain.comm.communicator import scale as multiply
 from mpitrain.comm.ring import Ring, RingSetting
 from mpitrain.errors import UsageError
 from mpitrain.runtime import cache
+from mpitrain.runtime.topology import Topology
 
 VARIABLE = "MPITRAIN_ALL_REDUCE"
 SMALL_BYTES = 256 << 10
@@ -60,6 +61,12 @@ def parse(text: str) -> RingSetting | None:
     )
 
 
+def layout_of(library: str, place: Topology) -> str:
+    """Local: what the choice of an all-reduce depends on: the MPI, and how many ranks each host has."""
+    per_host = ",".join(str(place.nodes.count(node)) for node in range(place.node_count))
+    return f"{library}; ranks of each host {per_host}; {' '.join(sorted(set(place.hosts)))}"
+
+
 class AllReduce:
     """All-reduce on one communicator, with the choice of algorithm.
 
@@ -74,9 +81,9 @@ class AllReduce:
         self._setting = parse(environ[VARIABLE]) if VARIABLE in environ else None
         self.measurements: dict[str, float] = {}
         self._left_behind: list[object] = []
-        self.between(layout, VARIABLE in environ)
+        self.renew(layout, VARIABLE in environ)
 
-    def between(self, layout: str, chosen: bool) -> None:
+    def renew(self, layout: str, chosen: bool) -> None:
         """Local: from now on sum over the ranks that the communicator has now.
 
         Args:

@@ -21,8 +21,7 @@ from mpitrain.horovod.process_sets import (
     table,
     told,
 )
-from mpitrain.world import groups
-from mpitrain.world import world as worlds
+from mpitrain.world import groups, start
 from mpitrain.world.world import World
 
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
@@ -52,7 +51,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if wanted := _sets_of(process_sets):
             register(wanted)
         return
-    everyone = worlds.init(device="all")  # scripts take the GPU of their local rank themselves
+    everyone = start.init(device="all")  # scripts take the GPU of their local rank themselves
     ranks = all_found(lambda: look(everyone), "hvd.init()", world=everyone)
     table.start(_job(everyone, parts_of(ranks, "hvd.init(comm)")))
     timeline.start_from_environment(table.world())

@@ -22,7 +22,7 @@ from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdate
 from mpitrain.horovod.variables import broadcast_object, broadcast_variables
 from mpitrain.runtime import streams
 from mpitrain.strategies.exchange import exchange_of
-from mpitrain.world import shrinking
+from mpitrain.world import shrink
 
 RESET = "reset of an elastic job"
 
@@ -313,7 +313,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except (HorovodInternalError, CollectiveError, tf.errors.OpError) as error:
-                if shrinking.is_survived(world(), error):
+                if shrink.is_survived(world(), error):
                     _go_on_without()
                     state.restore()
                     state.on_reset()
@@ -337,7 +337,7 @@ def _go_on_without() -> None:
     """
     updates: list[int] = []
     while not updates:
-        left = shrinking.shrink(world())
+        left = shrink.shrink(world())
         with contextlib.suppress(RankLostError):  # another one
             updates = world().communicator.all_gather_obj(world().activity.updates)
     exchange_of(world()).count_from(max(updates))

@@ -18,7 +18,7 @@ from mpitrain.runtime.imports import after_import
 from mpitrain.scripts.names import Names
 from mpitrain.scripts.seeds import draw_alike, kept
 from mpitrain.scripts.shared_files import SharedFiles
-from mpitrain.world import world as worlds
+from mpitrain.world import start
 from mpitrain.world.world import World
 
 if TYPE_CHECKING:
@@ -136,13 +136,13 @@ class DividedKeras:
 
     def _notice_ranks(self) -> None:
         """Local: a script that asks for its rank may do things on one rank alone."""
-        init = worlds.init
+        init = start.init
 
         def asked(**options: Any) -> World:
             self.shared_files.leave_alone()
             return init(**options)
 
-        worlds.init = asked
+        start.init = asked
 
     def ended(self, error: BaseException) -> bool:
         """Local: whether that is the end of a dry run."""

@@ -18,7 +18,8 @@ from mpitrain.strategies import replicas
 from mpitrain.strategies.weighting import are_added_up, current_samples
 from mpitrain.world.agreement import Agreed
 from mpitrain.world.calls import Call
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 
 @dataclass(eq=False)

@@ -36,7 +36,7 @@ from mpitrain.strategies.parameter_server.connection import is_served
 from mpitrain.strategies.replicas import adopt
 from mpitrain.trainer.continued import ContinuedCallbacks
 from mpitrain.trainer.undone import Undone
-from mpitrain.world import shrinking
+from mpitrain.world import shrink
 from mpitrain.world.world import World
 
 Result = TypeVar("Result")
@@ -207,7 +207,7 @@ class Survival:
     @property
     def is_asked_for(self) -> bool:
         """Whether the run is to go on without ranks that are lost."""
-        return self._world.faults.on_failure == SHRINK and (self._world.whole or self._world).size > 1
+        return self._world.faults.on_failure == SHRINK and self._world.shrink_group.job.size > 1
 
     @property
     def per_step(self) -> int:
@@ -262,7 +262,7 @@ class Survival:
         return found
 
     def _is_loss(self, error: Exception) -> bool:
-        return self.source.deal is not None and shrinking.is_survived(self._world, error)
+        return self.source.deal is not None and shrink.is_survived(self._world, error)
 
     def _survive(self, stage: int, per_step: int, error: Exception) -> None:
         """Collective: go on with those that are left, whoever dies meanwhile."""
@@ -270,10 +270,10 @@ class Survival:
         position: Position | None = None
         is_done = False
         while not is_done:
-            left = shrinking.shrink(self._world, stage)
+            left = shrink.shrink(self._world, stage)
             since = min(since, left.since_seconds)
             ranks, hosts = [*ranks, *left.lost], [*hosts, *left.hosts]
-            if shrinking.AT_END in left.where:  # after the last stage, so this one is over
+            if shrink.AT_END in left.where:  # after the last stage, so this one is over
                 self._results[stage] = None
                 return
             with contextlib.suppress(RankLostError):  # another one

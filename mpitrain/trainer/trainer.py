@@ -41,7 +41,8 @@ from mpitrain.trainer.survival import (
 )
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.world.consensus import root_only, together
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 
 @dataclass(frozen=True)

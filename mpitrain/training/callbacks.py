@@ -32,7 +32,8 @@ from mpitrain.training.model_state import (
 )
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.training.shares import LossIs, Shares
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 ATTRIBUTE = "_mpitrain_hook"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from mpitrain.data import sharding
 from mpitrain.strategies import replicas
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World | None = None) -> None:

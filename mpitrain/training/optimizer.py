@@ -18,7 +18,8 @@ from mpitrain.strategies.hooks import ATTRIBUTE, Hook, hook_of
 from mpitrain.strategies.replicas import has_value, synchronize
 from mpitrain.strategies.weighting import added_up, are_added_up, current_samples, sample_count, sums
 from mpitrain.training.counting import current_share
-from mpitrain.world.world import World, current_world
+from mpitrain.world.start import current_world
+from mpitrain.world.world import World
 
 
 def DistributedOptimizer(  # noqa: N802 (the field's name)

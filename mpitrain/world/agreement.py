@@ -130,13 +130,13 @@ class Agreement:
         self.turn = Turn()
         self.observer: Observer | None = None
         self.missed: Callable[[], object] = lambda: None
-        self.between(hosts, ranks)
+        self.renew(hosts, ranks)
         self._known: dict[int, Call] = {**IDLE}
         self.waiting_seconds = 0.0
         self.report: Sequence[float] = (0.0,) * REPORTS
         self.request = 0
 
-    def between(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
+    def renew(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         """Local: from now on these ranks agree, the ones that the communicator has now.
 
         Args:

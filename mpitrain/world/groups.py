@@ -81,4 +81,4 @@ def _leave_with(world: World, member: World) -> None:
         left.set()
 
     threading.Thread(target=wait, name="leave group", daemon=True).start()
-    world.parts.append((ended.set, left.wait))
+    world.departures.append((ended.set, left.wait))

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from mpitrain.cli.main import main
-from mpitrain.world.world import init
+from mpitrain.world.start import init
 
 
 def run(cases: Path, results: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 import mpitrain
 from mpitrain.errors import RankLostError
-from mpitrain.world import shrinking
+from mpitrain.world import shrink
 
 STEPS = 40
 SIZES = {"header": 1, "small": 1000, "large": 100_000, "ring": 1_000_000}
@@ -37,7 +37,7 @@ def exchange(step: int) -> None:
 
 def on_ended_step(step: int) -> int:
     """Collective among those that are left: the first step that not all of them have done."""
-    left = shrinking.shrink(world)
+    left = shrink.shrink(world)
     print(f"rank {me} lost {left.lost} of {left.hosts}", flush=True)
     steps: list[int] = world.communicator.all_gather_obj(step)
     return min(steps)

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from mpitrain.cli.main import main
 from mpitrain.faults import stacks
-from mpitrain.world import world
+from mpitrain.world import start
 
 LOOK_SECONDS = 0.003
 
 
 def place(rank: int) -> str:
     """Where this rank is; rank 0 writes checkpoints beside all else."""
-    if not world._current:
+    if not start._current:
         return "start 0"
-    activity = world._current[0].activity
+    activity = start._current[0].activity
     if rank == 0 and any(thread.name == "mpitrain checkpoint" for thread in threading.enumerate()):
         return f"checkpoint {activity.progress}"
     phase = stacks.phase_of(activity.phase, stacks.python_stacks([threading.get_ident()]))

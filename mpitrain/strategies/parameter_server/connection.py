@@ -17,10 +17,11 @@ from mpitrain.strategies.parameter_server.messages import NEVER_LATE
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import COLOCATED, Roles, roles
 from mpitrain.strategies.parameter_server.server import Server
-from mpitrain.world import shrinking
+from mpitrain.world import shrink
 from mpitrain.world.consensus import same, together
 from mpitrain.world.groups import group
-from mpitrain.world.world import World, use
+from mpitrain.world.start import use
+from mpitrain.world.world import World
 
 GRACE_SECONDS = 30.0
 TERMINATED = 128
@@ -48,7 +49,7 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     there, back = _ways(world, chosen)
     member = group(world, chosen.workers)
     if survives:
-        shrinking.bind(world, member, chosen.servers)
+        shrink.bind(world, member, chosen.servers)
     server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
     if member is None:
         if server is not None:
@@ -64,7 +65,7 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     client = Client(there, back, chosen, options, member.agreement, world.hosts)
     member.parameter_server = client
     world.on_shrink.append(lambda: client.go_on(chosen.among(world.numbers), world.hosts))
-    world.parts.append((functools.partial(_stop, client), lambda: thread.join() if thread is not None else None))
+    world.departures.append((functools.partial(_stop, client), lambda: thread.join() if thread is not None else None))
     use(member)
     return member
 
@@ -142,10 +143,10 @@ def _is_served_to_the_end(world: World, server: Server, chosen: Roles) -> bool:
     except RankLostError:
         if world.faults.on_failure != SHRINK:
             raise
-        where = shrinking.shrink(world, shrinking.SERVING).where
+        where = shrink.shrink(world, shrink.SERVING).where
         now = chosen.among(world.numbers)
         left = [before.index(world.numbers[rank]) for rank in now.workers]
-        ended = [worker for worker, rank in enumerate(now.workers) if where[rank] == shrinking.AT_END]
+        ended = [worker for worker, rank in enumerate(now.workers) if where[rank] == shrink.AT_END]
         server.go_on(now, left, ended)
         return False
     return True

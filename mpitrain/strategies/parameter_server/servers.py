@@ -9,7 +9,8 @@ from typing import Any
 from mpitrain.strategies.hooks import hook_of, own_rows
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import MAX_SHARD_BYTES, ServerOptions
-from mpitrain.world.world import World, init
+from mpitrain.world.start import init
+from mpitrain.world.world import World
 
 MOST_COLUMNS = 8
 

@@ -194,8 +194,8 @@ def test_agreement_and_sums_go_on_among_those_that_are_left(left: list[int]) -> 
         check([0, 1, 2])
         if part is not None:
             both.shrink()
-            agreement.between([["a", "b", "c"][rank] for rank in left], left)
-            all_reduce.between("fewer", chosen=True)
+            agreement.renew([["a", "b", "c"][rank] for rank in left], left)
+            all_reduce.renew("fewer", chosen=True)
             check(left)
             assert all_reduce.setting() == RingSetting(1024, 2)
             assert agreement.name([0]) == f"rank {left[0]} ({'abc'[left[0]]})"

@@ -10,6 +10,7 @@ from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
+from mpitrain.world.end import finish
 from mpitrain.world.groups import group
 from mpitrain.world.world import World, world_of
 
@@ -27,7 +28,7 @@ def test_members_act_together_and_others_do_not() -> None:
         alone = group(job, [2])
         assert (alone is not None) == (job.rank == 2)
         assert alone is None or (alone.size, alone.communicator.size) == (1, 1)
-        job.finish()
+        finish(job)
         if member is None:
             return None
         total = np.array([float(job.rank)])
@@ -77,7 +78,7 @@ def test_a_rank_that_ends_is_named_in_every_group() -> None:
             with pytest.raises(RankFinishedError) as caught:
                 first.agreement.call("something")
             told = str(caught.value)
-        job.finish()
+        finish(job)
         return told
 
     assert "rank 1 (host0) called something, but rank 0 (host0) will not come" in simulated.run(3, body)[1]

@@ -22,7 +22,8 @@ from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
-from mpitrain.world import world as worlds
+from mpitrain.world import start
+from mpitrain.world.end import finish
 from mpitrain.world.world import World, world_of
 from tests.unit.strategies.parameter_server.mortal import MortalCommunicator
 
@@ -56,11 +57,11 @@ def run_here(communicator: Communicator, work: Callable[[World], Any], **options
 
 @contextlib.contextmanager
 def _same_world_after() -> Iterator[None]:
-    before = list(worlds._current)
+    before = list(start._current)
     try:
         yield
     finally:
-        worlds._current[:] = before
+        start._current[:] = before
 
 
 def _run(communicator: Any, work: Callable[[World], Any], options: dict[str, Any], dying: Sequence[int] = ()) -> Any:
@@ -77,7 +78,7 @@ def _run(communicator: Any, work: Callable[[World], Any], options: dict[str, Any
     except DeathError:
         communicator.revoke()  # as the first does that notices it
         return None
-    world.finish()
+    finish(world)
     return result
 
 

@@ -18,7 +18,7 @@ from mpitrain.strategies.parameter_server.messages import Kind, Message
 from mpitrain.strategies.parameter_server.servers import pull_rows
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
-from mpitrain.world import shrinking
+from mpitrain.world import shrink
 from mpitrain.world.world import World
 from tests.unit.strategies.parameter_server.served_job import DeathError, gradients_of, run, samples_of
 
@@ -227,7 +227,7 @@ def push_until_one_dies(world: World, dying: int, deadly_step: int) -> tuple[lis
                 exchange.join()
             step += 1
         except RankLostError:
-            left = shrinking.shrink(world)
+            left = shrink.shrink(world)
             assert left.lost == (dying,)
             assert dying not in world.numbers
             exchange.catch_up()

@@ -9,21 +9,17 @@ the same objects, with other ranks behind them.
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mpitrain.comm.all_reduce import layout_of
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
 from mpitrain.faults.options import SHRINK
-from mpitrain.runtime.topology import Topology, topology
-
-if TYPE_CHECKING:
-    from mpitrain.world.world import World
+from mpitrain.runtime.topology import topology
+from mpitrain.world.world import World
 
 AT_END, SERVING = 1 << 30, -1  # as `where`: at the end of the program; hosting parameters
-FINALIZE_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,14 @@ def bind(world: World, part: World | None, vital: Sequence[int]) -> None:
         part: in which this rank is, if it is in one.
         vital: ranks that the job cannot go on without.
     """
-    world.vital = frozenset(vital)
+    tied = world.shrink_group
+    tied.vital = frozenset(vital)
     if world.watchdog is not None:
         world.watchdog.post("need", tuple(vital))
     if part is not None:
-        part.whole, part.numbers = world, tuple(part.agreement.number(rank) for rank in range(part.size))
-        world.bound.append(part)
+        part.numbers = tuple(part.agreement.number(rank) for rank in range(part.size))
+        part.shrink_group = tied
+        tied.parts.append(part)
         world.communicator.tied, part.communicator.tied = (part.communicator,), (world.communicator,)
 
 
@@ -98,14 +96,15 @@ def shrink(world: World, where: int = 0) -> Left:
         TooFewRanksError: on all ranks: fewer are left than `faults.min_np`.
         RankLostError: on all ranks: one was lost that the job cannot go on without.
     """
-    job, activity = world.whole or world, world.activity
+    job, activity = world.shrink_group.job, world.activity
+    worlds = (job, *world.shrink_group.parts)
     since = min(getattr(one.communicator, "lost_seconds", None) or time.monotonic() for one in (job, world))
     before = dict(zip(job.numbers, job.hosts, strict=True))
     activity.inside = "going on without a rank that was lost"
     try:
         told = None
         while told is None:
-            for one in (job, *job.bound):
+            for one in worlds:
                 _renew(one, one.communicator.shrink())
             with contextlib.suppress(RankLostError):  # another one
                 told = job.communicator.all_gather_obj((where, activity.position, world.all_reduce.chosen))
@@ -114,9 +113,9 @@ def shrink(world: World, where: int = 0) -> Left:
     working = [(position, chosen) for place, position, chosen in told if place != SERVING]
     activity.position = max((position for position, _ in working), default=0)
     choices = [chosen for _, chosen in working]
-    for one in (job, *job.bound):
+    for one in worlds:
         layout = layout_of(one.communicator.library, one.topology)
-        one.all_reduce.between(layout, choices.count(choices[0]) == len(choices) if any(choices) else False)
+        one.all_reduce.renew(layout, choices.count(choices[0]) == len(choices) if any(choices) else False)
     lost = tuple(number for number in before if number not in job.numbers)
     if job.watchdog is not None:
         job.watchdog.gone_on_without(lost)
@@ -131,7 +130,7 @@ def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None
         TooFewRanksError: with too few.
         RankLostError: not without those that were lost.
     """
-    missing = [number for number in lost if number in job.vital]
+    missing = [number for number in lost if number in job.shrink_group.vital]
     if missing:
         raise RankLostError(
             f"rank {missing[0]} ({before[missing[0]]}) was lost, which hosted parameters; started again, the job goes "
@@ -142,35 +141,8 @@ def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None
             f"of {len(before)} ranks {job.size} are left, and the job goes on with {job.faults.min_np} at least "
             "(--min-np)"
         )
-    if job.size == len(job.vital):
+    if job.size == len(job.shrink_group.vital):
         raise TooFewRanksError(f"no worker is left of {len(before) - job.size}, and the servers alone train nothing")
-
-
-def leave(world: World, leave_job: Callable[[], object]) -> None:
-    """Collective: at the end of the program, wait for all ranks that are left.
-
-    Raises:
-        RankLostError: one was lost, and the job is to end then.
-    """
-    try:
-        leave_job()
-    except RankLostError:
-        if world.faults.on_failure != SHRINK:
-            raise
-        shrink(world, AT_END)
-        leave(world, leave_job)
-        return
-    if world.watchdog is not None and world.size < len(world.watchdog.roster.seats):
-        # All is done. Should MPI_Finalize wait for the lost (seen, see `comm.mpi`), no Python thread could end it.
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(FINALIZE_SECONDS)
-
-
-def layout_of(library: str, place: Topology) -> str:
-    """Local: what the choice of an all-reduce depends on: the MPI, and how many ranks each host has."""
-    per_host = ",".join(str(place.nodes.count(node)) for node in range(place.node_count))
-    return f"{library}; ranks of each host {per_host}; {' '.join(sorted(set(place.hosts)))}"
 
 
 def _renew(world: World, left: list[int]) -> None:
@@ -185,6 +157,6 @@ def _renew(world: World, left: list[int]) -> None:
         world.communicator.rank, [place.nodes[rank] for rank in left], [place.hosts[rank] for rank in left]
     )
     world.numbers = tuple(world.numbers[rank] for rank in left)
-    world.agreement.between(world.topology.hosts, world.numbers)
+    world.agreement.renew(world.topology.hosts, world.numbers)
     for renew in world.on_shrink:
         renew()
