@@ -1,327 +1,237 @@
-"""All options of the training job: their defaults, where they may come from, and what they may be.
+"""Options: what each may be, where its value may come from, and the checks that follow from that.
 
-Each option is written once, as a field of `TrainConfig`; the command line, the TOML file and the
-checks follow from it.
+An option is written once: as a field, made by `option`, of the dataclass of the room that it belongs to. Command line,
+TOML files, environment variables and messages follow from it. A dataclass takes the options of another one by a field
+made by `room` (an object of that class) or `given_of` (those that were given, by their names).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import math
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpitrain.errors import UsageError
-from mpitrain.rules import ALL_REDUCE, ASYNCHRONOUS, CHECKPOINTS, GPUS, SERVERS, Rule, check, convert, flag, option
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-OPTIMIZERS = (
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamw",
-    "ftrl",
-    "lion",
-    "nadam",
-    "rmsprop",
-    "sgd",
-)
-# For the default data, model and optimizer: as good with 1 rank as with 8, in about a minute.
-DEFAULT_JOB: dict[str, Any] = {"epochs": 14, "batch_size": 8, "learning_rate": 0.005, "lr_decay": "cosine"}
-MOST, MOST_THREADS = 10**9, 10**4  # more is a slip of the pen, and beyond what the libraries count with
+Room = TypeVar("Room")
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+MOST = 10**9  # more is a slip of the pen, and beyond what the libraries count with
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """The options of `mpitrain train`; `tests/unit/test_config.py` holds their meaning."""
+class Option:
+    """What one option may be.
 
-    data: str = option(
-        "digits",
-        str,
-        "digits, a .npz, .csv or .tsv file, a folder of class folders, TFRecord files, or module:function",
-    )
-    model: str = option("cnn", str, "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
-    epochs: int = option(10, int, "passes over the training data", least=1, below=MOST, metavar="N")
-    batch_size: int = option(32, int, "samples a step, per rank", least=1, below=MOST, metavar="N")
-    optimizer: str = option("adam", str, "name of a Keras optimizer", choices=OPTIMIZERS)
-    learning_rate: float | None = option(
-        None,
-        float,
-        "before scaling; else the optimizer's own",
-        positive=True,
-    )
-    lr_scaling: str = option(
-        "none", str, "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
-    )
-    lr_decay: str = option(
-        "none", str, "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine")
-    )
-    strategy: str = option(
-        "all-reduce",
-        str,
-        "all ranks average gradients, or parameter servers take them",
-        choices=("all-reduce", "ps"),
-    )
-    ps: str = option(
-        "1",
-        str,
-        "so many of the first ranks are parameter servers; colocated: rank 0, which works too",
-        pattern=(r"colocated|[1-9]\d*", "as a number of servers, or colocated"),
-        metavar="N",
-        needs=SERVERS,
-    )
-    mode: str = option(
-        "sync",
-        str,
-        "servers wait for all workers, or apply each gradient when it comes",
-        choices=("sync", "async"),
-        needs=SERVERS,
-    )
-    ps_sharding: str = option(
-        "bytes",
-        str,
-        "variables go to servers balanced by bytes, or in turn",
-        choices=("bytes", "round-robin"),
-        needs=SERVERS,
-    )
-    ps_max_shard_bytes: int = option(
-        16 << 20,
-        int,
-        "larger variables are split between servers, along their first axis",
-        least=1,
-        metavar="N",
-        needs=SERVERS,
-    )
-    backup_workers: int = option(
-        0,
-        int,
-        "sync: so many gradients of each step are not waited for",
-        least=0,
-        metavar="N",
-        needs=(*SERVERS, ("mode", ("sync",))),
-    )
-    max_staleness: int | None = option(
-        None,
-        int,
-        "async: by how many steps a worker may be ahead of the slowest",
-        least=0,
-        metavar="N",
-        needs=ASYNCHRONOUS,
-    )
-    stale: str = option(
-        "keep", str, "async: gradients of older parameters", choices=("keep", "drop", "scale"), needs=ASYNCHRONOUS
-    )
-    warmup_steps: int = option(
-        0, int, "async: steps that the first worker trains alone", least=0, metavar="N", needs=ASYNCHRONOUS
-    )
-    ps_compression: str = option(
-        "none", str, "how gradients and parameters travel", choices=("none", "float16"), needs=SERVERS
-    )
-    precision: str = option(
-        "float32", str, "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16")
-    )
-    seed: int = option(0, int, "of weights, shuffling and held-out samples", least=0, below=2**32, metavar="N")
-    validation_split: float = option(0.1, float, "fraction of the training samples held out", least=0, below=1)
-    output: str = option("mpitrain-output", str, "directory for model and summary", metavar="DIR", incidental=True)
-    checkpoint_dir: str | None = option(
-        None, str, "save the run there while it goes on, and go on from there", metavar="DIR", incidental=True
-    )
-    checkpoint_every: str = option(
-        "epoch",
-        str,
-        "write a checkpoint so often: epoch, or as in 500steps, 10min",
-        pattern=(r"epoch|[1-9]\d* ?(steps?|s|min|h)", "epoch, or as in 500steps or 10min"),
-        metavar="WHEN",
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
-    checkpoint_keep: int = option(
-        3,
-        int,
-        "newest checkpoints to keep, beside the best",
-        least=1,
-        below=MOST,
-        metavar="N",
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
-    checkpoint_best: str | None = option(
-        None,
-        str,
-        "metric of the best checkpoint; else val_loss, or loss without validation",
-        metavar="NAME",
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
-    resume: str = option(
-        "auto",
-        str,
-        "auto: from the newest checkpoint there is; never; or the path of one",
-        metavar="WHICH",
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
-    grace: float = option(
-        30.0,
-        float,
-        "seconds from SIGTERM, SIGUSR1 or Ctrl-C to the end, with a checkpoint",
-        positive=True,
-        below=86400,
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
-    task: str = option(
-        "auto",
-        str,
-        "what the labels are; auto: whole numbers are classes",
-        choices=("auto", "classification", "regression"),
-    )
-    classes: int | None = option(
-        None, int, "how many there are; else seen from the labels", least=2, below=MOST, metavar="N"
-    )
-    feature_spec: str | None = option(None, str, "TFRecord features, as JSON; else seen from the first record")
-    image_size: str | None = option(
-        None, str, "bring images to this size", pattern=(r"[1-9]\d{0,4}x[1-9]\d{0,4}", "as in 224x224"), metavar="HxW"
-    )
-    device: str = option("auto", str, "what each rank computes on", choices=("auto", "cpu", "gpu"), incidental=True)
-    gpu_memory: str | None = option(
-        None, str, "of a GPU, for each rank: growth, a fraction, or MiB", needs=GPUS, incidental=True
-    )
-    share_gpus: bool = option(False, bool, "let several ranks use one GPU", needs=GPUS, incidental=True)
-    visible_devices: str | None = option(
-        None, str, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST", needs=GPUS, incidental=True
-    )
-    intra_threads: int | None = option(
-        None, int, "threads within an operation, per rank", least=1, below=MOST_THREADS, metavar="N", incidental=True
-    )
-    inter_threads: int | None = option(
-        None, int, "operations at the same time, per rank", least=1, below=MOST_THREADS, metavar="N", incidental=True
-    )
-    stall_warning: float | None = option(
-        None,
-        float,
-        "tell who has not come when a rank has waited so long; 0 never (default 30)",
-        least=0,
-        metavar="SECONDS",
-        incidental=True,
-    )
-    stall_abort: float | None = option(
-        None,
-        float,
-        "then end the job, with exit code 75; 0 never (default 300)",
-        least=0,
-        metavar="SECONDS",
-        incidental=True,
-    )
-    non_finite: str = option(
-        "stop",
-        str,
-        "at a loss or mean gradient that is not finite",
-        choices=("stop", "warn", "ignore"),
-        incidental=True,
-    )
-    on_failure: str | None = option(
-        None,
-        str,
-        "when a rank dies: abort (the default), or shrink: go on without it",
-        choices=("abort", "shrink"),
-        incidental=True,
-    )
-    min_np: int | None = option(
-        None,
-        int,
-        "with how many ranks to go on at least (default 1)",
-        least=1,
-        below=MOST,
-        metavar="N",
-        incidental=True,
-    )
-    sync_batch_norm: bool = option(
-        False, bool, "batch normalization uses the moments of all ranks' samples", needs=ALL_REDUCE
-    )
-    verify_replicas: int = option(
-        1, int, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, metavar="N", incidental=True
-    )
-    show_plan: bool = option(False, bool, "print where each rank is, and what it has", incidental=True)
-    verbose: bool = option(False, bool, "keep the messages of TensorFlow", incidental=True)
-    given: frozenset[str] = field(default=frozenset(), compare=False)  # of the others, on the command line or in a file
+    Attributes:
+        help: its line on the command line.
+        kind: int, float, str or bool.
+        default: where it is given nowhere.
+        name: on the command line and in files; that of the field by default.
+        commands: those of the commands with its table that take it, and `init` for the argument of that name; ()
+            where only the class takes it; None for all of them.
+        variable: an environment variable is read where it is not given.
+        choices: the values it may have; () for any.
+        least: smallest value.
+        below: first value that is too large.
+        positive: zero is too small.
+        pattern: what a text must match, and how to say so.
+        metavar: placeholder on the command line.
+        needs: other options without which it would do nothing, and the values they may have; none for any.
+        incidental: the numbers of a training do not depend on it.
+    """
 
-    def __post_init__(self) -> None:
-        for name, rule in rules().items():
-            value = getattr(self, name)
-            if value is not None:
-                check(flag(name), rule, value)
-        check_needs(self.given, lambda name: getattr(self, name))
-        if self.classes is not None and self.task == "regression":
-            raise UsageError("--classes is for classes, but --task is regression: leave out one of them")
+    help: str
+    kind: type
+    default: Any = None
+    name: str = ""
+    commands: tuple[str, ...] | None = None
+    variable: bool = False
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    below: float | None = None
+    positive: bool = False
+    pattern: tuple[str, str] | None = None
+    metavar: str | None = None
+    needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    incidental: bool = False
 
     @property
-    def image_shape(self) -> tuple[int, int] | None:
-        """`image_size` as (height, width)."""
-        if self.image_size is None:
-            return None
-        height, width = self.image_size.split("x")
-        return int(height), int(width)
+    def flag(self) -> str:
+        """As the command line has it."""
+        return flag(self.name)
+
+    @property
+    def environment(self) -> str | None:
+        """The environment variable, where there is one."""
+        return f"MPITRAIN_{self.name.upper()}" if self.variable else None
+
+    @property
+    def label(self) -> str:
+        """For messages, where it is not known from where its value came."""
+        if self.environment is None:
+            return self.flag
+        return self.environment if self.commands == () else f"{self.flag} ({self.environment})"
 
 
-def rules() -> dict[str, Rule]:
-    """The rule of each option, by its name."""
-    return {item.name: item.metadata["rule"] for item in dataclasses.fields(TrainConfig) if "rule" in item.metadata}
+def option(default: Any, kind: type, text: str, **rules: Any) -> Any:
+    """Local: a field of a dataclass: its default, and the `Option` made of the rest."""
+    return field(default=default, metadata={"option": Option(text, kind, default, **rules)})
 
 
-def check_needs(given: Collection[str], value: Callable[[str], object]) -> None:
+def room(kind: type) -> Any:
+    """Local: a field of a dataclass that holds the options of another one."""
+    return field(default_factory=kind, metadata={"room": kind, "defaults": {}})
+
+
+def given_of(kind: type, **defaults: Any) -> Any:
+    """Local: a field of a dataclass that holds those options of another one that were given, or have a default here."""
+    return field(default_factory=lambda: defaults, metadata={"room": kind, "defaults": defaults, "given": True})
+
+
+def flag(name: str) -> str:
+    """Local: an option as the command line has it."""
+    return "--" + name.replace("_", "-")
+
+
+@functools.cache
+def options(kind: type, command: str | None = None) -> dict[str, Option]:
+    """Local: the options of a dataclass and of those in its fields, by their names.
+
+    Args:
+        kind: the dataclass.
+        command: only those that it takes; None for all.
+    """
+    found: dict[str, Option] = {}
+    for item in dataclasses.fields(kind):
+        if "room" in item.metadata:
+            defaults = item.metadata["defaults"]
+            for name, one in options(item.metadata["room"], command).items():
+                found[name] = dataclasses.replace(one, default=defaults.get(name, one.default))
+        elif "option" in item.metadata:
+            one = item.metadata["option"]
+            if command is None or one.commands is None or command in one.commands:
+                found[one.name or item.name] = dataclasses.replace(one, name=one.name or item.name)
+    return found
+
+
+def made(kind: type[Room], found: Mapping[str, Any]) -> Room:
+    """Local: an object of the dataclass.
+
+    Args:
+        kind: the dataclass.
+        found: values of options, by their names; more than are its own do no harm.
+    """
+    arguments: dict[str, Any] = {}
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if "given" in item.metadata:
+            own = {name: found[name] for name in options(item.metadata["room"]) if name in found}
+            arguments[item.name] = {**item.metadata["defaults"], **own}
+        elif "room" in item.metadata:
+            arguments[item.name] = made(item.metadata["room"], found)
+        elif "option" in item.metadata:
+            name = item.metadata["option"].name or item.name
+            if name in found:
+                arguments[item.name] = found[name]
+    return kind(**arguments)
+
+
+def values(chosen: Any) -> dict[str, Any]:
+    """Local: the value of each option of an object, by its name."""
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(chosen):
+        value = getattr(chosen, item.name)
+        if "room" in item.metadata:
+            found |= value if "given" in item.metadata else values(value)
+        elif "option" in item.metadata:
+            found[item.metadata["option"].name or item.name] = value
+    return found
+
+
+def check_values(chosen: Any) -> None:
+    """Local: whether the options of an object may have the values that they have; its rooms look for themselves.
+
+    Raises:
+        UsageError: one may not.
+    """
+    for item in dataclasses.fields(chosen):
+        value = getattr(chosen, item.name)
+        if "option" in item.metadata and value is not None:
+            check(item.name, item.metadata["option"], value)
+
+
+def check_needs(chosen: Any, given: Collection[str]) -> None:
     """Local: whether every option that was given can act.
 
     Args:
+        chosen: with all of them; what one needs that it has not is not looked at.
         given: names of options.
-        value: of an option, by its name.
 
     Raises:
         UsageError: one would do nothing, since another option is not as it needs it.
     """
-    for name, rule in rules().items():
-        for other, wanted in rule.needs if name in given else ():
-            found = value(other)
-            if found is None or (wanted and found not in wanted):
+    found = values(chosen)
+    kind: type = type(chosen)
+    for name, one in options(kind).items():
+        for other, wanted in one.needs if name in given else ():
+            if other in found and (found[other] is None or (wanted and found[other] not in wanted)):
                 needed = f"{flag(other)} {' or '.join(wanted)}".rstrip()
                 raise UsageError(f"{flag(name)} does nothing without {needed}: give that, too, or leave it out")
 
 
-def merge(command_line: Mapping[str, Any], file: Mapping[str, Any] | None = None, source: str = "") -> TrainConfig:
-    """Local: options from the command line before those of a file before the defaults.
-
-    Args:
-        command_line: what was given there; texts are converted.
-        file: from `read_file`.
-        source: name of the file, for messages.
+def from_environment(kind: type, environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Local: options that are given, and not None, before environment variables, converted and checked.
 
     Raises:
-        UsageError: an option does not exist or has a value it may not have.
+        UsageError: one has a value that it may not have.
     """
-    values: dict[str, Any] = {}
-    for name, value in (file or {}).items():
-        option = _known(name, source)
-        if option in values:
-            raise UsageError(f"{name} stands twice in {source}, in two spellings: leave one out")
-        values[option] = convert(f"{name} in {source}", rules()[option], value)
-    for name, value in command_line.items():
-        values[name] = convert(flag(name), rules()[name], value)
-    config = TrainConfig(**values, given=frozenset(values))
-    default_job = (config.data, config.model, config.optimizer) == ("digits", "cnn", "adam")
-    return dataclasses.replace(config, **{**DEFAULT_JOB, **values}) if default_job else config
+    found: dict[str, Any] = {}
+    for name, one in options(kind).items():
+        value = given.get(name)
+        if value is None and one.environment is not None:
+            value = environ.get(one.environment) or None
+        if value is not None:
+            found[name] = read(one.label, one, value)
+    return found
+
+
+def from_file(written: Mapping[str, Any], source: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """Local: the options of a file, converted and checked.
+
+    Args:
+        written: from `read_file`.
+        source: name of the file, for messages.
+        known: what may stand there.
+
+    Raises:
+        UsageError: an option does not exist, stands there twice, or has a value that it may not have.
+    """
+    found: dict[str, Any] = {}
+    for spelling, value in written.items():
+        name = spelling.replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else "mpitrain --help names all options"
+            raise UsageError(f"there is no option {spelling!r} in {source}: {hint}")
+        if name in found:
+            raise UsageError(f"{spelling} stands twice in {source}, in two spellings: leave one out")
+        found[name] = read(f"{spelling} in {source}", known[name], value)
+    return found
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Local: the options in a TOML file.
+    """Local: what stands in a TOML file.
 
     Raises:
         UsageError: the file is missing or is not TOML.
@@ -335,10 +245,58 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"the configuration {path} is not TOML ({error}): write lines such as epochs = 5") from error
 
 
-def _known(name: str, source: str) -> str:
-    option = name.replace("-", "_")
-    if option not in rules():
-        close = difflib.get_close_matches(option, rules(), 1)
-        hint = f"did you mean {close[0]}?" if close else "mpitrain --help names all options"
-        raise UsageError(f"there is no option {name!r} in {source}: {hint}")
-    return option
+def read(name: str, one: Option, value: Any) -> Any:
+    """Local: `value` as the option's kind; whole numbers do for numbers, texts for anything but flags.
+
+    Args:
+        name: for messages.
+        one: the option.
+        value: from wherever.
+
+    Raises:
+        UsageError: it cannot be, or is none that the option may have.
+    """
+    if one.kind is bool or one.kind is str:
+        fits = isinstance(value, one.kind)
+    else:
+        fits = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if one.kind is int and isinstance(value, float):
+        fits = False
+    try:
+        if fits:
+            found = one.kind(value)
+            check(name, one, found)
+            return found
+    except ValueError:
+        pass
+    unit = f" of {one.metavar.lower()}" if one.kind is float and one.metavar else ""
+    raise UsageError(f"{name} is {value!r}: give {KINDS[one.kind]}{unit}")
+
+
+def check(name: str, one: Option, value: Any) -> None:
+    """Local: whether an option may have a value.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if one.choices and value not in one.choices:
+        raise UsageError(f"{name} is {value!r}: choose one of {', '.join(one.choices)}")
+    if one.pattern and not re.fullmatch(one.pattern[0], value):
+        raise UsageError(f"{name} is {value!r}: write it {one.pattern[1]}")
+    if one.kind is str and not value.strip():
+        raise UsageError(f"{name} is empty: leave it out, or give a value")
+    if one.kind is str and "\0" in value:
+        raise UsageError(f"{name} is {value!r}: leave the NUL character out, which no file name may have")
+    if one.kind in (int, float):
+        _check_range(name, one, value)
+
+
+def _check_range(name: str, one: Option, value: float) -> None:
+    if not math.isfinite(value):
+        raise UsageError(f"{name} is {value}: give a finite number")
+    if one.positive and value <= 0:
+        raise UsageError(f"{name} is {value}: it must be above 0")
+    if one.least is not None and value < one.least:
+        raise UsageError(f"{name} is {value}: it must be at least {one.least:g}")
+    if one.below is not None and value >= one.below:
+        raise UsageError(f"{name} is {value}: it must be below {one.below:g}")

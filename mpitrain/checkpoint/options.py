@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpitrain.errors import UsageError
+from mpitrain.config import MOST, check_values, option
 
-EVERY = re.compile(r"epoch|([1-9]\d*) ?(steps?|s|min|h)")
+EVERY = r"epoch|([1-9]\d*) ?(steps?|s|min|h)"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 AUTO, NEVER = "auto", "never"
+CHECKPOINTS = (("checkpoint_dir", ()),)
 
 
 @dataclass(frozen=True)
@@ -21,31 +22,61 @@ class Options:
 
     Attributes:
         directory: of the checkpoints of this run; on the host of rank 0.
-        every: `epoch`, or a number of steps or of time, as in `500steps`, `30s`, `10min`, `2h`.
-        keep: how many of the newest are kept.
-        best: metric whose best checkpoint is kept too; `val_loss`, or `loss` without validation, by default.
-        resume: `auto`, from the newest whole one in `directory`, if there is one; `never`; or the path of one.
-        grace_seconds: from a signal to the end of the job.
         run: what the numbers of a run follow from, by names for the user; told where a run that goes on has others.
     """
 
-    directory: Path
-    every: str = "epoch"
-    keep: int = 3
-    best: str | None = None
-    resume: str = AUTO
-    grace_seconds: float = 30.0
+    directory: Path = Path("checkpoints")
+    every: str = option(
+        "epoch",
+        str,
+        "write a checkpoint so often: epoch, or as in 500steps, 10min",
+        name="checkpoint_every",
+        pattern=(EVERY, "epoch, or as in 500steps or 10min"),
+        metavar="WHEN",
+        needs=CHECKPOINTS,
+        incidental=True,
+    )
+    keep: int = option(
+        3,
+        int,
+        "newest checkpoints to keep, beside the best",
+        name="checkpoint_keep",
+        least=1,
+        below=MOST,
+        needs=CHECKPOINTS,
+        incidental=True,
+    )
+    best: str | None = option(
+        None,
+        str,
+        "metric of the best checkpoint; else val_loss, or loss without validation",
+        name="checkpoint_best",
+        metavar="NAME",
+        needs=CHECKPOINTS,
+        incidental=True,
+    )
+    resume: str = option(
+        AUTO,
+        str,
+        "auto: from the newest whole checkpoint there is; never; or the path of one",
+        metavar="WHICH",
+        needs=CHECKPOINTS,
+        incidental=True,
+    )
+    grace_seconds: float = option(
+        30.0,
+        float,
+        "seconds from SIGTERM, SIGUSR1 or Ctrl-C to the end, with a checkpoint",
+        name="grace",
+        positive=True,
+        below=86400,
+        needs=CHECKPOINTS,
+        incidental=True,
+    )
     run: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if EVERY.fullmatch(self.every) is None:
-            raise UsageError(
-                f"a checkpoint every {self.every!r} is not understood: write epoch, or as in 500steps or 10min"
-            )
-        if self.keep < 1:
-            raise UsageError(f"{self.keep} checkpoints are to be kept: keep at least 1")
-        if not 0 < self.grace_seconds <= 86400:
-            raise UsageError(f"the time of grace is {self.grace_seconds} s: give more than 0, and at most a day")
+        check_values(self)
 
     @property
     def every_steps(self) -> int | None:
@@ -59,12 +90,12 @@ class Options:
 
     @property
     def _number(self) -> int:
-        match = EVERY.fullmatch(self.every)
+        match = re.fullmatch(EVERY, self.every)
         return int(match[1] or 0) if match else 0
 
     @property
     def _unit(self) -> str:
-        match = EVERY.fullmatch(self.every)
+        match = re.fullmatch(EVERY, self.every)
         return (match[2] or "") if match else ""
 
 

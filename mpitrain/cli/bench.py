@@ -16,6 +16,7 @@ from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.server_strategy import ServerStrategy
 from mpitrain.bench.workload import MODELS
 from mpitrain.cli import machine as ranks
+from mpitrain.cli.parser import Parser
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.world.world import World
 
@@ -36,8 +37,8 @@ def add_parser(subparsers: Subparsers) -> None:
     blocks.add_argument(
         "--block-seconds", type=_positive(float), default=step.BLOCK_SECONDS, metavar="S", help="length of a turn"
     )
-    here = argparse.ArgumentParser(add_help=False)
-    ranks.add_options(here)
+    here = Parser(add_help=False)
+    here.add_options(ranks.OPTIONS)
     jobs = argparse.ArgumentParser(add_help=False)
     jobs.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
     jobs.add_argument("--mpirun", metavar="COMMAND", help="mpirun with its options, if it needs any")

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from mpitrain import __version__
-from mpitrain.cli.main import Parser
 from mpitrain.cli.main import main as mpitrain
+from mpitrain.cli.parser import Parser
 from mpitrain.errors import UsageError
 
 PASSED = (  # which `mpitrain run` has too

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mpitrain import __version__
+from mpitrain.cli.parser import Parser
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.runtime import string_hashes
 from mpitrain.runtime.launcher import detect
@@ -33,37 +34,6 @@ COMMANDS = {
 LIKENESS = 0.75  # of what was meant
 SCRIPTS = "; a script, or -m and a module, runs on all ranks"
 HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
-
-
-class Parser(argparse.ArgumentParser):
-    """Arguments of one command: errors in one sentence, help from rank 0 only.
-
-    Args:
-        options: as for argparse.ArgumentParser.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def flags(self) -> list[str]:
-        """Local: all options that it knows."""
-        parsers = [
-            one for action in self._actions if isinstance(action.choices, dict) for one in action.choices.values()
-        ]
-        return [*self._option_string_actions, *(flag for parser in parsers for flag in parser.flags())]
-
-    def error(self, message: str) -> NoReturn:
-        """Local: raise instead of printing.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        launcher = detect(os.environ)
-        if launcher is None or launcher.rank in (None, 0):
-            super()._print_message(message, file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

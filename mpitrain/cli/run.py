@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mpitrain.cli.main import Parser, parsed
+from mpitrain.cli.main import parsed
+from mpitrain.cli.parser import Parser
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.launch import allocation, dialect, restarts
@@ -97,31 +98,23 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--dry-run",), {"action": "store_true", "help": "print the command, start nothing"}),
     (("--verbose",), {"action": "store_true", "help": "print the command, too"}),
 )
-SWITCHES = {flag for flags, told in OPTIONS for flag in flags if told.get("action") == "store_true"} | {"-h", "--help"}
-VALUED = {flag for flags, told in OPTIONS for flag in flags} - SWITCHES
 
 
 def add_parser(subparsers: Any) -> None:
     """Local: add `run` to the command line."""
-    parser = subparsers.add_parser("run", prog="mpitrain run", usage=USAGE, description=__doc__, epilog=EPILOG)
+    _add(subparsers.add_parser("run", prog="mpitrain run", usage=USAGE, description=__doc__, epilog=EPILOG))
+
+
+def _add(parser: Parser) -> Parser:
     for flags, told in OPTIONS:
         parser.add_argument(*flags, **told)
+    return parser
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Local: the options of `run`, and what is for the ranks."""
-    index = 0
-    while index < len(arguments):
-        word = arguments[index]
-        if word == "--":
-            return list(arguments[:index]), list(arguments[index + 1 :])
-        if word in VALUED:
-            index += 2
-        elif word in SWITCHES or word.partition("=")[0] in VALUED:
-            index += 1
-        else:
-            break
-    return list(arguments[:index]), list(arguments[index:])
+    own, rest = _add(Parser()).divide(arguments, unknown=False)
+    return own, rest[rest[:1] == ["--"] :]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -326,7 +319,7 @@ def _refusal(rest: Sequence[str]) -> str:
 def refuse(rest: Sequence[str]) -> None:
     """Local: leave with a sentence if ranks would refuse these arguments."""
     try:
-        parsed(list(rest), VALUED | SWITCHES)
+        parsed(list(rest), _add(Parser()).flags())
     except UsageError as error:
         sys.stderr.write(str(error))
         sys.exit(error.exit_code)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpitrain.cli import machine
+from mpitrain.cli.parser import Parser
 from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
@@ -34,13 +35,16 @@ EPILOG = (
     "A client that is named here runs on rank 0's host, and the cluster ends with it, with its exit code. Other "
     "clients find the servers with mpitrain.cluster.find(), or by the targets that are printed."
 )
-VALUED = ("--jobs", "--name", "--bind", "--port", "--cpu-devices", "--cpu-jobs", *machine.VALUED)
 STOP_SECONDS = 40.0
 
 
 def add_parser(subparsers: Any) -> None:
     """Local: add `serve` to the command line."""
-    parser = subparsers.add_parser("serve", prog="mpitrain serve", usage=USAGE, description=__doc__, epilog=EPILOG)
+    told = {"usage": USAGE, "description": __doc__, "epilog": EPILOG}
+    _add(subparsers.add_parser("serve", prog="mpitrain serve", **told))
+
+
+def _add(parser: Parser) -> Parser:
     parser.add_argument(
         "--jobs", default="worker", metavar="A=N,B=M", help="tasks of each job; one without number gets all other ranks"
     )
@@ -51,15 +55,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--port", type=int, metavar="P", help="of the first task of each host; others follow")
     parser.add_argument("--cpu-devices", type=int, metavar="N", help="CPU devices of each task (default 1)")
     parser.add_argument("--cpu-jobs", default="ps", metavar="A,B", help="jobs that see no GPU (default ps)")
-    machine.add_options(parser)
+    parser.add_options(machine.OPTIONS)
+    return parser
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Local: the options of `serve`, and the client with its arguments."""
-    index = 0
-    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-m":
-        index += 2 if arguments[index] in VALUED else 1
-    return list(arguments[:index]), list(arguments[index:])
+    return _add(Parser()).divide(arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mpitrain import __version__
 from mpitrain.checkpoint.output import prepare_directory
-from mpitrain.config import DEFAULT_JOB, TrainConfig, merge, read_file, rules
+from mpitrain.cli.parser import Parser
+from mpitrain.config import read_file, values
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.observe.ranks import Place, places, table
-from mpitrain.rules import Rule
-from mpitrain.strategies.parameter_server.choice import device_of, options_of
+from mpitrain.strategies.parameter_server.choice import device_of
 from mpitrain.strategies.parameter_server.connection import connect, is_served
+from mpitrain.trainer.options import DEFAULT_JOB, TrainConfig, known, merge
 from mpitrain.world.consensus import root_only, same, together
 from mpitrain.world.start import init
 from mpitrain.world.world import World
@@ -36,22 +37,12 @@ EPILOG = (
 
 def add_parser(subparsers: Any) -> None:
     """Local: add `train` and its options to the command line."""
-    parser = subparsers.add_parser("train", prog="mpitrain", description=__doc__, epilog=EPILOG)
+    parser: Parser = subparsers.add_parser("train", prog="mpitrain", description=__doc__, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"mpitrain {__version__}")
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="options; the command line wins")
-    defaults = TrainConfig()
-    for name, rule in rules().items():
-        flag = "--" + name.replace("_", "-")
-        if rule.kind is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=rule.help)
-        else:
-            # Texts: `config` converts them, as it does those of a file.
-            parser.add_argument(
-                flag,
-                default=argparse.SUPPRESS,
-                metavar=_metavar(rule),
-                help=_help(rule, getattr(defaults, name), DEFAULT_JOB.get(name)),
-            )
+    parser.add_options(
+        known(), {name: f"{value} for the digits with cnn and adam" for name, value in DEFAULT_JOB.items()}
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,26 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
     """
     began = time.perf_counter()
     config, error = _configure(arguments)
-    world = init(
-        device=device_of(config, config.device),
-        gpu_memory=config.gpu_memory,
-        share_gpus=config.share_gpus,
-        visible_devices=config.visible_devices,
-        threads=_threads(config),
-        verbose=config.verbose,
-        stall_warning=config.stall_warning,
-        stall_abort=config.stall_abort,
-        non_finite=config.non_finite,
-        on_failure=config.on_failure,
-        min_np=config.min_np,
-    )
+    servers = config.exchange.servers
+    device = device_of(servers, config.machine.device)
+    world = init(**{**config.machine.arguments(), **config.faults, "device": device})
     _agree(world, config, error)
     shown = sys.stdout
     with contextlib.ExitStack() as stack:
-        _quiet(config.verbose, stack)
-        found = places(world) if config.show_plan else []
-        options = options_of(config)
-        workers = world if options is None else connect(world, options)
+        _quiet(config.machine.verbose, stack)
+        found = places(world) if config.exchange.show_plan else []
+        workers = world if servers is None else connect(world, servers)
         if workers is None:
             return 0  # a parameter server, whose workers are done
         if not workers.is_root:
@@ -112,7 +92,7 @@ def _train(world: World, config: TrainConfig, found: list[Place], began: float, 
 
 def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError | None]:
     """The options; or the defaults, and what is wrong on this rank."""
-    given = {name: value for name, value in vars(arguments).items() if name in rules()}
+    given = {name: value for name, value in vars(arguments).items() if name in known()}
     try:
         file = None if arguments.config is None else read_file(arguments.config)
         return merge(given, file, str(arguments.config)), None
@@ -128,11 +108,8 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
             raise error
 
     together(world.communicator, world.hosts, check)
-    same(
-        world.communicator,
-        world.hosts,
-        {f"option --{name.replace('_', '-')}": getattr(config, name) for name in rules()},
-    )
+    chosen = values(config)
+    same(world.communicator, world.hosts, {f"option {one.flag}": chosen.get(name) for name, one in known().items()})
 
 
 def _quiet(verbose: bool, stack: contextlib.ExitStack) -> None:
@@ -143,11 +120,6 @@ def _quiet(verbose: bool, stack: contextlib.ExitStack) -> None:
         return
     for name in ("absl", "tensorflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _threads(config: TrainConfig) -> tuple[int | None, int | None] | None:
-    threads = (config.intra_threads, config.inter_threads)
-    return None if threads == (None, None) else threads
 
 
 def _heading(world: World) -> str:
@@ -168,7 +140,7 @@ def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
     if is_served(world):
         from mpitrain.strategies.parameter_server.setup import described
 
-        servers = described(job.model, job.optimizer, world, config.show_plan)
+        servers = described(job.model, job.optimizer, world, config.exchange.show_plan)
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
     return [
         f"data       {source.description}: {counts} test samples, {classes}",
@@ -221,17 +193,3 @@ def _results(summary: Summary, seconds: float) -> list[str]:
 
 def _accuracy_first(results: dict[str, float]) -> dict[str, float]:
     return dict(sorted(results.items(), key=lambda item: item[0] == "loss"))
-
-
-def _metavar(rule: Rule) -> str | None:
-    if rule.choices:
-        return "{" + ",".join(rule.choices) + "}" if len(rule.choices) < 5 else "NAME"
-    return rule.metavar or {int: "N", float: "X"}.get(rule.kind)
-
-
-def _help(rule: Rule, default: Any, in_default_job: Any) -> str:
-    text = rule.help if len(rule.choices) < 5 else f"{rule.help}: {', '.join(rule.choices)}"
-    defaults = [] if default is None else [f"default {default}"]
-    if in_default_job is not None:
-        defaults.append(f"{in_default_job} for the digits with cnn and adam")
-    return f"{text} ({'; '.join(defaults)})" if defaults else text

@@ -2,44 +2,85 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpitrain.config import MOST, check_needs, from_environment, made, option
 from mpitrain.errors import UsageError
 
 STALL_EXIT_CODE = 75
-NON_FINITE = ("stop", "warn", "ignore")
-COMPARE_RANKS = ("stop", "warn", "ignore")
-SAME_DATA = ("warn", "ignore")
 ABORT, SHRINK = ON_FAILURE = ("abort", "shrink")
-CHOICES = {"non_finite": NON_FINITE, "same_data": SAME_DATA, "compare_ranks": COMPARE_RANKS, "on_failure": ON_FAILURE}
+RANKS = ("init", "train", "script", "serve", "bench")
 
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """How faults are dealt with.
+    """How faults are dealt with."""
 
-    Attributes:
-        stall_warning: seconds that a rank waits for others until it is told who has not come; 0 for never.
-        stall_abort: seconds that a rank waits until the job ends with exit code 75; 0 for never.
-        non_finite: what to do when the loss or a mean gradient is not finite.
-        same_data: what to do when ranks read the same batches.
-        compare_ranks: what to do when ranks run other code, packages or arguments.
-        on_failure: when a rank dies: end the job, or let the others go on without it.
-        min_np: with how many ranks the job goes on at least.
-        failure_report: file that each fault is added to as a line of JSON; None for none.
-    """
-
-    stall_warning: float = 30.0
-    stall_abort: float = 300.0
-    non_finite: str = "warn"
-    same_data: str = "warn"
-    compare_ranks: str = "stop"
-    failure_report: str | None = None
-    on_failure: str = ABORT
-    min_np: int = 1
+    stall_warning: float = option(
+        30.0,
+        float,
+        "tell who has not come when a rank has waited so long; 0 never",
+        least=0,
+        metavar="SECONDS",
+        variable=True,
+        commands=RANKS,
+        incidental=True,
+    )
+    stall_abort: float = option(
+        300.0,
+        float,
+        f"then end the job, with exit code {STALL_EXIT_CODE}; 0 never",
+        least=0,
+        metavar="SECONDS",
+        variable=True,
+        commands=RANKS,
+        incidental=True,
+    )
+    non_finite: str = option(
+        "warn",
+        str,
+        "at a loss or mean gradient that is not finite",
+        choices=("stop", "warn", "ignore"),
+        variable=True,
+        commands=("init", "train", "script"),
+        incidental=True,
+    )
+    on_failure: str = option(
+        ABORT,
+        str,
+        "when a rank dies: end the job, or shrink: go on without it",
+        choices=ON_FAILURE,
+        variable=True,
+        commands=("init", "train"),
+        incidental=True,
+    )
+    min_np: int = option(
+        1,
+        int,
+        "with how many ranks to go on at least",
+        least=1,
+        below=MOST,
+        variable=True,
+        commands=("init", "train"),
+        needs=(("on_failure", (SHRINK,)),),
+        incidental=True,
+    )
+    same_data: str = option(
+        "warn", str, "when ranks read the same batches", choices=("warn", "ignore"), variable=True, commands=()
+    )
+    compare_ranks: str = option(
+        "stop",
+        str,
+        "when ranks run other code, packages or arguments",
+        choices=("stop", "warn", "ignore"),
+        variable=True,
+        commands=(),
+    )
+    failure_report: str | None = option(
+        None, str, "file that each fault is added to, as a line of JSON", metavar="FILE", variable=True, commands=()
+    )
 
     @classmethod
     def of(cls, environ: Mapping[str, str], **given: Any) -> FaultOptions:
@@ -48,19 +89,9 @@ class FaultOptions:
         Raises:
             UsageError: a value is not one of those it may be.
         """
-        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        for name in ("stall_warning", "stall_abort"):
-            values[name] = _seconds(name, values.get(name, environ.get(variable(name))), getattr(cls, name))
-        for name, choices in CHOICES.items():
-            value = values.get(name, environ.get(variable(name)) or getattr(cls, name))
-            if value not in choices:
-                raise UsageError(f"{_names(name)} is {value!r}: choose one of {', '.join(choices)}")
-            values[name] = value
-        if "min_np" in values and values["on_failure"] != SHRINK:
-            raise UsageError("--min-np does nothing without --on-failure shrink: give that, too, or leave it out")
-        values["min_np"] = _count("min_np", values.get("min_np", environ.get(variable("min_np"))), cls.min_np)
-        values.setdefault("failure_report", environ.get(variable("failure_report")) or None)
-        return cls(**values)
+        found = made(cls, from_environment(cls, environ, given))
+        check_needs(found, [name for name, value in given.items() if value is not None])
+        return found
 
     @classmethod
     def patience(cls, environ: Mapping[str, str], **given: float | None) -> FaultOptions:
@@ -69,32 +100,3 @@ class FaultOptions:
             return cls.of(environ, **given)
         except UsageError:
             return cls()
-
-
-def variable(name: str) -> str:
-    """Local: the environment variable of an option."""
-    return f"MPITRAIN_{name.upper()}"
-
-
-def _names(name: str) -> str:
-    return f"--{name.replace('_', '-')} ({variable(name)})"
-
-
-def _seconds(name: str, value: Any, default: float) -> float:
-    if value is None or value == "":
-        return default
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"{_names(name)} is {value!r}: give seconds, or 0 for never")
-    return seconds
-
-
-def _count(name: str, value: Any, default: int) -> int:
-    if value is None or value == "":
-        return default
-    if not str(value).isdecimal() or int(value) < 1:
-        raise UsageError(f"{_names(name)} is {value!r}: give a number of ranks, at least 1")
-    return int(value)

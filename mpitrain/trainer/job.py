@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import keras
 
 from mpitrain.checkpoint.options import Options
-from mpitrain.config import TrainConfig, rules
+from mpitrain.config import values
 from mpitrain.data.labels import some
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.errors import UsageError
 from mpitrain.trainer import models
 from mpitrain.trainer.objective import check_fits
+from mpitrain.trainer.options import TrainConfig, known
 from mpitrain.trainer.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer, scaled_learning_rate
 from mpitrain.world.consensus import same, together
 from mpitrain.world.world import World
@@ -61,7 +63,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
         callbacks=[cosine_decay(rate, config.epochs)] if config.lr_decay == "cosine" else [],
         checkpoints=_checkpoints(config, source),
         verify_replicas=config.verify_replicas,
-        sync_batch_norm=config.sync_batch_norm,
+        sync_batch_norm=config.exchange.sync_batch_norm,
         world=world,
     )
     return Job(source, model, optimizer, trainer)
@@ -97,25 +99,17 @@ def _optimizer(config: TrainConfig, model: Any, ranks: int) -> Any:
 def _checkpoints(config: TrainConfig, source: DataSource) -> Options | None:
     if config.checkpoint_dir is None:
         return None
-    return Options(
-        Path(config.checkpoint_dir).expanduser().absolute(),
-        config.checkpoint_every,
-        config.checkpoint_keep,
-        config.checkpoint_best,
-        config.resume,
-        config.grace,
-        _run(config, source),
-    )
+    directory = Path(config.checkpoint_dir).expanduser().absolute()
+    return dataclasses.replace(config.checkpoints, directory=directory, run=_run(config, source))
 
 
 def _run(config: TrainConfig, source: DataSource) -> dict[str, Any]:
     """Local: what the numbers of this run follow from, as JSON can hold it."""
-    options = {
-        f"--{name.replace('_', '-')}": getattr(config, name) for name, rule in rules().items() if not rule.incidental
-    }
+    chosen = values(config)
+    named = {one.flag: chosen[name] for name, one in known().items() if not one.incidental}
     names = source.as_info()["class_names"]
     return {
-        **options,
+        **named,
         "training samples": source.train_count,
         "the shape of a sample": list(source.input_shape),
         "classes": None if names is None else some(names),

@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.config import merge, read_file
+from mpitrain.config import read_file
 from mpitrain.errors import UsageError
 from mpitrain.launch import allocation
 from mpitrain.runtime.devices import parse_memory
 from mpitrain.runtime.hostfile import parse, read
 from mpitrain.runtime.launcher import slurm_counts
+from mpitrain.trainer.options import merge
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = REPOSITORY / "tests" / "launch" / "bad_input_program.py"
@@ -71,7 +72,7 @@ OPTIONS = {
     "--stall-abort soon": "--stall-abort is 'soon': give a number",
     "--non-finite cry": "--non-finite is 'cry': choose one of stop, warn, ignore",
     "--strategy ps --loss-is sum x.py": "--loss-is: parameter servers average gradients, weighted by rows: leave it ",
-    "--loss-is median x.py": "argument --loss-is: invalid choice: 'median'",
+    "--loss-is median x.py": "--loss-is is 'median': choose one of mean, sum, whole",
     "--verify-replicas -1": "--verify-replicas is -1: it must be at least 0",
     "--device tpu": "--device is 'tpu': choose one of auto, cpu, gpu",
     "--intra-threads 0": "--intra-threads is 0: it must be at least 1",
@@ -80,10 +81,10 @@ OPTIONS = {
     "--data ''": "--data is empty: leave it out, or give a value",
     "--output {dir}/empty": "nothing can be saved in {dir}/empty (",
     "--output /dev/null/x": "nothing can be saved in /dev/null/x (Not a directory)",
-    "--batch-size-is half x.py": "argument --batch-size-is: invalid choice: 'half'",
+    "--batch-size-is half x.py": "--batch-size-is is 'half': choose one of rank, global",
     "--dry-run=yes x.py": "ignored explicit argument 'yes'",
-    "--stall-warning x x.py": "argument --stall-warning: invalid float value: 'x'",
-    "--intra-threads x x.py": "argument --intra-threads: invalid int value: 'x'",
+    "--stall-warning x x.py": "--stall-warning is 'x': give a number of seconds",
+    "--intra-threads x x.py": "--intra-threads is 'x': give a whole number",
     "{dir}/none.py": "the script {dir}/none.py cannot be read: No such file or directory",
     "-m": "there is no module ''",
     "-m no.such.module": "there is no module 'no.such.module' that -m could run",
@@ -117,11 +118,11 @@ FILES = {
             "table": "epochs in {dir}/table.toml is {'a': 1}: give a whole number",
             "list": "epochs in {dir}/list.toml is [1]: give a whole number",
             "date": "epochs in {dir}/date.toml is datetime.date(2020, 1, 1): give a whole number",
-            "huge": "--epochs is 99999999999999999999: it must be below 1e+09",
-            "nan": "--learning-rate is nan: give a finite number",
+            "huge": "epochs in {dir}/huge.toml is 99999999999999999999: it must be below 1e+09",
+            "nan": "learning-rate in {dir}/nan.toml is nan: give a finite number",
             "flag": "share-gpus in {dir}/flag.toml is 1: give true or false",
             "words": "epochs in {dir}/words.toml is 'three': give a whole number",
-            "path": "--output is 'a\\x00b': leave the NUL character out",
+            "path": "output in {dir}/path.toml is 'a\\x00b': leave the NUL character out",
         }.items()
     },
     "hosts": f"the following arguments are required: VERB{SEE} hosts --help",
@@ -187,7 +188,7 @@ VARIABLES = {
 }
 # Settled when the process finds its place in the job: each needs a process of its own.
 AT_THE_START = {
-    "MPITRAIN_STALL_WARNING=soon": "--stall-warning (MPITRAIN_STALL_WARNING) is 'soon': give seconds",
+    "MPITRAIN_STALL_WARNING=soon": "--stall-warning (MPITRAIN_STALL_WARNING) is 'soon': give a number of seconds",
     "MPITRAIN_STALL_ABORT=-1": "--stall-abort (MPITRAIN_STALL_ABORT) is '-1': give seconds",
     "MPITRAIN_SAME_DATA=x": "(MPITRAIN_SAME_DATA) is 'x': choose one of warn, ignore",
     "MPITRAIN_COMPARE_RANKS=x": "(MPITRAIN_COMPARE_RANKS) is 'x': choose one of stop, warn, ignore",

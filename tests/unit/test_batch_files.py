@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpitrain.cli.run import SWITCHES, VALUED, divide
-from mpitrain.config import rules
+from mpitrain.cli.run import OPTIONS, divide
+from mpitrain.trainer.options import known
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPTS = REPOSITORY / "scripts"
@@ -180,5 +180,5 @@ def test_options_of_run_are_none_of_the_training_job() -> None:
 
     Of failures both have to know, and `run` hands on what it was told.
     """
-    ours = {"--" + name.replace("_", "-") for name in rules()}
-    assert ours & (SWITCHES | VALUED) == {"--verbose", "--on-failure", "--min-np"}
+    of_run = {flag for flags, _ in OPTIONS for flag in flags}
+    assert {one.flag for one in known().values()} & of_run == {"--verbose", "--on-failure", "--min-np"}

@@ -28,7 +28,6 @@ LAYERS = (
     ("faults",),
     ("runtime",),
     ("config",),
-    ("rules",),
     ("errors",),
 )
 DEPTH = {name: depth for depth, row in enumerate(LAYERS) for name in row}

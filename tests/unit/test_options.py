@@ -16,12 +16,14 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.cli import script
-from mpitrain.cli.main import Parser
-from mpitrain.config import TrainConfig, merge, read_file, rules
+from mpitrain.cli.parser import Parser
+from mpitrain.config import made, read_file
 from mpitrain.data.load import OPTIONS, load
 from mpitrain.errors import DataError, UsageError
 from mpitrain.faults.options import FaultOptions
+from mpitrain.scripts.options import ScriptOptions
 from mpitrain.trainer import job
+from mpitrain.trainer.options import TrainConfig, known, merge
 
 # Of the job without a script. These act whatever else is given; the tests of what they do are elsewhere.
 ALWAYS = {
@@ -86,7 +88,7 @@ def flag(name: str) -> str:
 
 def test_every_option_has_a_row() -> None:
     tables = [ALWAYS, set(NEEDING), set(OF_DATA), ELSEWHERE]
-    assert sorted(rules()) == sorted(name for table in tables for name in table)
+    assert sorted(known()) == sorted(name for table in tables for name in table)
 
 
 @pytest.mark.parametrize("name", NEEDING)
@@ -99,7 +101,7 @@ def test_options_that_need_others(name: str, tmp_path: Path) -> None:
         ):
             merge({**given(words), name: value})
         merge(given(words))  # its default is no wish
-    text = value if not isinstance(value, str) or rules()[name].kind is not str else f'"{value}"'
+    text = value if not isinstance(value, str) or known()[name].kind is not str else f'"{value}"'
     lines = [f"{flag(name)[2:]} = {str(text).lower()}", *(f'{k} = "{v}"' for k, v in given(without[-1]).items())]
     (tmp_path / "job.toml").write_text("\n".join(lines))
     with pytest.raises(UsageError, match="does nothing without"):
@@ -205,9 +207,8 @@ def test_every_option_of_scripts_has_a_row() -> None:
 @pytest.mark.parametrize("name", sorted(script_options() & {*NEEDING, *NOT_FOR_HOROVOD}))
 def test_options_of_scripts_that_need_others(name: str) -> None:
     def check(words: str) -> None:
-        arguments = script_parser().parse_args(shlex.split(words))
-        found = script.fill(arguments)
-        script.check_given(arguments, found)
+        given = vars(script_parser().parse_args(shlex.split(words)))
+        made(ScriptOptions, given).check(frozenset(given))
 
     value = NOT_FOR_HOROVOD.get(name, NEEDING.get(name, ("",))[0])
     option = flag(name) if value is True else f"{flag(name)} {value}"
@@ -220,7 +221,9 @@ def test_options_of_scripts_that_need_others(name: str) -> None:
 
 
 def test_defaults_of_scripts_are_those_of_the_job() -> None:
-    arguments = script_parser().parse_args([])
-    assert script.fill(arguments) == {"device"}
-    assert arguments.batch_size_is == "rank"
-    assert all(getattr(arguments, name) == getattr(TrainConfig(), name) for name in script.STRATEGY)
+    arguments = vars(script_parser().parse_args([]))
+    assert arguments == {}
+    chosen, job_options = made(ScriptOptions, arguments), TrainConfig()
+    assert (chosen.exchange, chosen.machine) == (job_options.exchange, job_options.machine)
+    assert (chosen.batch_size_is, chosen.output) == ("rank", job_options.output)
+    assert (chosen.faults, job_options.faults) == ({}, {"non_finite": "stop"})

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.strategies.hooks import hook_of, own_rows
 from mpitrain.strategies.parameter_server.connection import connect
-from mpitrain.strategies.parameter_server.options import MAX_SHARD_BYTES, ServerOptions
+from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.world.start import init
 from mpitrain.world.world import World
 
@@ -87,7 +87,7 @@ class ParameterServer:
         mode: str = "sync",
         *,
         sharding: str = "bytes",
-        max_shard_bytes: int = MAX_SHARD_BYTES,
+        max_shard_bytes: int = 16 << 20,
         backup_workers: int = 0,
         max_staleness: int | None = None,
         stale: str = "keep",

@@ -44,11 +44,11 @@ def test_every(every: str, steps: int | None, seconds: float | None) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": "0steps"}, "a checkpoint every '0steps' is not understood: write epoch, or as in 500steps or 10min"),
-        ({"every": "often"}, "every 'often' is not understood"),
-        ({"keep": 0}, "0 checkpoints are to be kept: keep at least 1"),
-        ({"grace_seconds": 0.0}, "the time of grace is 0.0 s: give more than 0"),
-        ({"grace_seconds": float("nan")}, "the time of grace is nan s"),
+        ({"every": "0steps"}, "every is '0steps': write it epoch, or as in 500steps or 10min"),
+        ({"every": "often"}, "every is 'often': write it epoch"),
+        ({"keep": 0}, "keep is 0: it must be at least 1"),
+        ({"grace_seconds": 0.0}, "grace_seconds is 0.0: it must be above 0"),
+        ({"grace_seconds": float("nan")}, "grace_seconds is nan: give a finite number"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpitrain.cli import machine, serve
-from mpitrain.cli.main import Parser
+from mpitrain.cli.parser import Parser
 
 
 def arguments_of(*words: str) -> argparse.Namespace:

@@ -77,7 +77,7 @@ def test_what_is_survived_is_told() -> None:
         ({"MPITRAIN_ON_FAILURE": "shrink", "MPITRAIN_MIN_NP": "3"}, {"on_failure": "abort"}, ("abort", 3)),
         ({"MPITRAIN_ON_FAILURE": "shrink"}, {"on_failure": "abort", "min_np": 2}, "--min-np does nothing without"),
         ({"MPITRAIN_ON_FAILURE": "restart"}, {}, "on-failure .* is 'restart': choose one of abort, shrink"),
-        ({"MPITRAIN_MIN_NP": "0"}, {}, "min-np .* is '0': give a number of ranks, at least 1"),
+        ({"MPITRAIN_MIN_NP": "0"}, {}, "min-np .* is 0: it must be at least 1"),
         ({"MPITRAIN_MIN_NP": "few"}, {}, "min-np .* is 'few'"),
     ],
 )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.config import DEFAULT_JOB, OPTIMIZERS, TrainConfig, merge, read_file, rules
+from mpitrain.config import read_file, values
 from mpitrain.errors import UsageError
+from mpitrain.trainer.options import DEFAULT_JOB, OPTIMIZERS, TrainConfig, known, merge
 
 
 def test_defaults_pass_their_own_rules() -> None:
@@ -16,7 +17,7 @@ def test_defaults_pass_their_own_rules() -> None:
 
 def test_texts_of_the_command_line_are_converted() -> None:
     config = merge({"epochs": "3", "learning_rate": "1e-2", "data": "x.npz", "share_gpus": True})
-    assert (config.epochs, config.learning_rate, config.data, config.share_gpus) == (3, 0.01, "x.npz", True)
+    assert (config.epochs, config.learning_rate, config.data, config.machine.share_gpus) == (3, 0.01, "x.npz", True)
 
 
 def test_command_line_wins_over_file_wins_over_default() -> None:
@@ -25,21 +26,22 @@ def test_command_line_wins_over_file_wins_over_default() -> None:
 
 
 def test_every_option_can_stand_in_a_file(tmp_path: Path) -> None:
-    values: dict[str, str] = {}
-    for name, rule in rules().items():
-        if rule.kind is str:
-            text = rule.choices[-1] if rule.choices else {"checkpoint_every": "5steps", "ps": "2"}.get(name, "64x32")
+    given: dict[str, str] = {}
+    for name, one in known().items():
+        if one.kind is str:
+            text = one.choices[-1] if one.choices else {"checkpoint_every": "5steps", "ps": "2"}.get(name, "64x32")
             text = "classification" if name == "task" else text
-            values[name] = f'"{text}"'
+            given[name] = f'"{text}"'
         else:
-            values[name] = {int: "4", float: "0.5", bool: "true"}[rule.kind]
-    del values["backup_workers"], values["sync_batch_norm"]  # which are for another mode or strategy than others
+            given[name] = {int: "4", float: "0.5", bool: "true"}[one.kind]
+    del given["backup_workers"], given["sync_batch_norm"]  # which are for another mode or strategy than others
     path = tmp_path / "job.toml"
-    path.write_text("".join(f"{name.replace('_', '-')} = {value}\n" for name, value in values.items()))
+    path.write_text("".join(f"{name.replace('_', '-')} = {value}\n" for name, value in given.items()))
     config = merge({}, read_file(path), str(path))
-    unset = [name for name in rules() if getattr(config, name) == getattr(TrainConfig(), name)]
+    found, defaults = values(config), values(TrainConfig())
+    unset = [name for name in known() if found[name] == defaults.get(name)]
     assert unset == ["backup_workers", "sync_batch_norm"]
-    assert config.given == set(values)
+    assert config.given == set(given)
     assert config.image_shape == (64, 32)
 
 

@@ -1,0 +1,44 @@
+"""What each rank uses of its host, as the user can choose it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from mpitrain.config import option
+
+GPUS = (("device", ("gpu", "auto")),)
+MOST_THREADS = 10**4
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """What this rank computes on."""
+
+    device: str = option("auto", str, "what each rank computes on", choices=("auto", "cpu", "gpu"), incidental=True)
+    gpu_memory: str | None = option(
+        None,
+        str,
+        "of a GPU, for each rank: growth, a fraction, or MiB",
+        metavar="SIZE",
+        needs=GPUS,
+        incidental=True,
+    )
+    share_gpus: bool = option(False, bool, "let several ranks use one GPU", needs=GPUS, incidental=True)
+    visible_devices: str | None = option(
+        None, str, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST", needs=GPUS, incidental=True
+    )
+    intra_threads: int | None = option(
+        None, int, "threads within an operation, per rank", least=1, below=MOST_THREADS, incidental=True
+    )
+    inter_threads: int | None = option(
+        None, int, "operations at the same time, per rank", least=1, below=MOST_THREADS, incidental=True
+    )
+    verbose: bool = option(False, bool, "keep the messages of TensorFlow", incidental=True)
+
+    def arguments(self) -> dict[str, Any]:
+        """Local: as `mpitrain.init` takes them."""
+        found = dataclasses.asdict(self)
+        threads = (found.pop("intra_threads"), found.pop("inter_threads"))
+        return {**found, "threads": None if threads == (None, None) else threads}
