@@ -30,12 +30,12 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             options: by their names.
-            others: more on the defaults of some.
+            others: more on the defaults of some, for options that a file may hold, too: switches can be turned off.
         """
         for name, one in options.items():
             told = _help(one, (others or {}).get(name))
             if one.kind is bool:
-                action = argparse.BooleanOptionalAction
+                action = "store_true" if others is None else argparse.BooleanOptionalAction
                 self.add_argument(one.flag, action=action, default=argparse.SUPPRESS, help=told)
             else:
                 kind = functools.partial(read, one.flag, one)

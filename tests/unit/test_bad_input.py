@@ -84,6 +84,8 @@ OPTIONS = {
     "--batch-size-is half x.py": "--batch-size-is is 'half': choose one of rank, global",
     "--dry-run=yes x.py": "ignored explicit argument 'yes'",
     "--stall-warning x x.py": "--stall-warning is 'x': give a number of seconds",
+    "--intra-threads 0 x.py": "--intra-threads is 0: it must be at least 1",
+    "--stall-abort nan x.py": "--stall-abort is nan: give a finite number",
     "--intra-threads x x.py": "--intra-threads is 'x': give a whole number",
     "{dir}/none.py": "the script {dir}/none.py cannot be read: No such file or directory",
     "-m": "there is no module ''",
@@ -189,14 +191,12 @@ VARIABLES = {
 # Settled when the process finds its place in the job: each needs a process of its own.
 AT_THE_START = {
     "MPITRAIN_STALL_WARNING=soon": "--stall-warning (MPITRAIN_STALL_WARNING) is 'soon': give a number of seconds",
-    "MPITRAIN_STALL_ABORT=-1": "--stall-abort (MPITRAIN_STALL_ABORT) is '-1': give seconds",
-    "MPITRAIN_SAME_DATA=x": "(MPITRAIN_SAME_DATA) is 'x': choose one of warn, ignore",
-    "MPITRAIN_COMPARE_RANKS=x": "(MPITRAIN_COMPARE_RANKS) is 'x': choose one of stop, warn, ignore",
+    "MPITRAIN_STALL_ABORT=-1": "--stall-abort (MPITRAIN_STALL_ABORT) is -1.0: it must be at least 0",
+    "MPITRAIN_SAME_DATA=x": "MPITRAIN_SAME_DATA is 'x': choose one of warn, ignore",
+    "MPITRAIN_COMPARE_RANKS=x": "MPITRAIN_COMPARE_RANKS is 'x': choose one of stop, warn, ignore",
     "MPITRAIN_NON_FINITE=x x.py": "(MPITRAIN_NON_FINITE) is 'x': choose one of stop, warn, ignore",
     "MPITRAIN_ALL_REDUCE=ring:0:1": "MPITRAIN_ALL_REDUCE='ring:0:1' is not understood",
     "--gpu-memory lots": "GPU memory 'lots': expected growth, a fraction",
-    "--intra-threads 0 x.py": "0 intra-op threads asked for",
-    "--stall-abort nan x.py": "--stall-abort (MPITRAIN_STALL_ABORT) is nan: give seconds",
 }
 IN_ONE_PROCESS = {**OPTIONS, **FILES, **RUN, **VARIABLES}
 
