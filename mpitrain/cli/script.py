@@ -18,7 +18,8 @@ from mpitrain.scripts.options import ScriptOptions
 from mpitrain.strategies.parameter_server.choice import device_of
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.world.consensus import same, together
-from mpitrain.world.world import World, init
+from mpitrain.world.start import init
+from mpitrain.world.world import World
 
 PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
