@@ -63,7 +63,7 @@ class Hub:
         self._faults: list[tuple[float, Fault]] = []
         self._told = False
         self._ending: Message | None = None  # what ranks are told that come when the end is decided
-        self._quiet_until = 0.0
+        self._quiet_until = self._left_until = 0.0
         self._now = 0.0
         self._question, self._asked, self._ask_again = 0, -1.0, 0.0
         self._warned: float | None = None
@@ -127,6 +127,8 @@ class Hub:
             self.members.pop(rank, None)
             if kind == "bye":
                 self._gone[rank] = ("finished", now)
+            else:  # it comes back within that time, if it can
+                self._left_until = now + 2 * self._silence_seconds
 
     def closed(self, rank: int, link: Link, now: float) -> None:
         """Local: a connection is gone."""
@@ -141,7 +143,7 @@ class Hub:
         The launcher may know of it before the connection is closed.
         """
         self._now = now
-        if now >= self._quiet_until:
+        if now >= self._quiet_until and not self._is_quiet:
             self._look_for_causes()
 
     def paused(self, now: float) -> None:
@@ -172,8 +174,9 @@ class Hub:
 
     @property
     def _is_quiet(self) -> bool:
-        """The others have gone to another rank, while this process was stopped."""
-        return self._now < self._quiet_until and not self.members.keys() - {self._roster.own}
+        """The others have gone to another rank, since this one was stopped or slow: that one tells what happens."""
+        until = max(self._quiet_until, self._left_until)
+        return self._now < until and not self.members.keys() - {self._roster.own}
 
     def _look_for_causes(self) -> None:
         """Local: if this process or another was sent a signal, that is since a rank has ended, where one has."""
@@ -291,7 +294,7 @@ class Hub:
 
     def _look_for_stalls(self, now: float) -> None:
         limits = [seconds for seconds in (self._options.stall_warning, self._options.stall_abort) if seconds > 0]
-        if not limits or self._told:
+        if not limits or self._told or self._is_quiet:
             return
         longest = max((float(member.said.get("waiting", 0.0)) for member in self.members.values()), default=0.0)
         if self._asked >= 0:

@@ -37,7 +37,6 @@ RANKS_PER_BEAT = 200  # of a larger job each rank speaks less often, so that the
 SILENCE_SECONDS = 10.0
 SOON_SECONDS = 0.05  # between looks while the hub waits a moment for what else is said
 DIAL_SECONDS = 1.5
-RETURN_SECONDS = 10.0  # between attempts to return to a rank before the hub
 ENDED_SECONDS = 2.5  # in which MPI ends the job; then this rank ends itself
 PAUSE_SECONDS = 2.0  # a longer step of the clock means that this process was stopped
 
@@ -170,7 +169,7 @@ class Watchdog:
             self._left[self._linked_to] = "silent"
             self._say(wire.MOVED)
             self._drop()
-        elif self._now - self._dialed > RETURN_SECONDS:
+        elif self._now - self._dialed > self._silence_seconds:  # for a rank before it that answers now
             before = [r for r in self.roster.candidates(lost) if r < self._linked_to and self._left.get(r) != "closed"]
             if before:
                 self._dial(before)

@@ -71,8 +71,10 @@ def test_a_stopped_rank_is_named_and_ends(ranks: Ranks, stopped: int) -> None:
     assert 3 < time.monotonic() - began < 30, ranks.output()
     assert codes == [-signal.SIGKILL if rank == stopped else 75 for rank in range(3)], ranks.output()
     output = ranks.output()
-    # The warning, and the end; until another rank has taken over from the hub, it may be time for the end already.
-    assert output.count("mpitrain: stall:") in ((2,) if stopped else (1, 2)), output
+    # Until another rank has taken over from the hub, it may be time for the end already; and one that takes over from a
+    # hub that was only slow warns, too.
+    assert output.count("The job ends with exit code 75") == 1, output
+    assert output.count("If this lasts") >= (stopped != 0), output
     assert f"not there  rank {stopped} (here): " in output
     assert f"process {ranks.processes[stopped].pid} is stopped by a signal" in output
     (record,) = [json.loads(line) for line in ranks.report.read_text().splitlines()]

@@ -201,6 +201,12 @@ class Started:
         shown = listener.feed(stderr.encode()) + listener.feed(b"")
         return self.process.returncode, stdout, shown.decode(), listener.connections()
 
+    def signal(self) -> None:
+        """Send USR1, once it is handed on."""
+        status, bit = Path(f"/proc/{self.process.pid}/status"), 1 << (signal.SIGUSR1 - 1)
+        wait_for(lambda: int(re.findall(r"SigCgt:\t(\w+)", status.read_text())[0], 16) & bit)
+        self.process.send_signal(signal.SIGUSR1)
+
     def rank(self, directory: Path) -> int:
         """The process of the rank, which writes its number to `pid`."""
         file = directory / "pid"
@@ -250,12 +256,14 @@ def test_a_host_that_is_not_reached(tmp_path: Path) -> None:
 def test_signals_are_handed_on(tmp_path: Path) -> None:
     started = Started(tmp_path, f"trap 'exit 85' USR1; {PID}{WAIT}")
     started.rank(tmp_path)
-    started.process.send_signal(signal.SIGUSR1)
+    started.signal()
     assert started.finish()[0] == 85
 
 
 def test_a_connection_that_is_lost_looks_like_a_rank_that_is_killed(tmp_path: Path) -> None:
-    started = Started(tmp_path, f"{PID}kill -KILL $PPID; {WAIT}")
+    started = Started(tmp_path, f"trap 'kill -KILL $PPID' USR1; {PID}{WAIT}")
+    started.rank(tmp_path)
+    started.signal()  # which comes to the rank only after it is known here to have started
     ended, _, _, lost = started.finish()
     assert (ended, lost) == (-signal.SIGKILL, [(ELSEWHERE, 255)])
     wait_for(lambda: is_gone(started.rank(tmp_path)))

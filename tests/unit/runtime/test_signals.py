@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from mpitrain.runtime.signals import STOPPING, StopSignals
+from mpitrain.runtime.signals import STOPPING, SignalSocket, StopSignals
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -92,3 +92,35 @@ def test_is_noticed_in_the_middle_of_a_long_call() -> None:
             assert process.wait(30) == 7
         finally:
             process.kill()
+
+
+def test_only_this_process_wakes_itself() -> None:
+    woken = SignalSocket()
+    with woken.reading, woken.writing:
+        child = os.fork()
+        if child == 0:
+            woken.send(bytes([signal.SIGTERM]))
+            os._exit(0)
+        os.waitpid(child, 0)
+        woken.send(bytes([signal.SIGINT]))
+        assert woken.receive() == b""
+        assert woken.receive() == bytes([signal.SIGINT])
+
+
+FORKS = """
+import multiprocessing, os, time
+from mpitrain.runtime.signals import StopSignals
+os.register_at_fork(after_in_child=lambda: time.sleep(0.1))  # the child gets the signal before its first line
+signals = StopSignals(60, lambda number: print("request", flush=True), print)
+signals.install()
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+child.start()
+child.terminate()
+child.join(10)
+print(child.exitcode)
+"""
+
+
+def test_a_child_forked_during_a_training_that_can_be_stopped_gets_its_own_signals() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "-15\n"), ended.stderr

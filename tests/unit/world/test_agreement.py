@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mpitrain.comm import simulated
+from mpitrain.comm.all_reduce import AllReduce
+from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.world.agreement import Agreement
 
@@ -114,3 +118,43 @@ def test_all_idle_and_all_finished_are_told_apart() -> None:
         return mixed.signature, mixed.finished, ended.finished
 
     assert simulated.run(2, body) == [(None, False, True)] * 2
+
+
+class Shrinking:
+    """A communicator that has other ranks from some moment on, as that of MPI has."""
+
+    def __init__(self, before: Any, after: Any) -> None:
+        self._now, self._after = before, after
+
+    def shrink(self) -> None:
+        self._now = self._after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+
+@pytest.mark.parametrize("left", [[0, 2], [1, 2], [2]])
+def test_agreement_and_sums_go_on_among_those_that_are_left(left: list[int]) -> None:
+    def rank(communicator: simulated.SimulatedCommunicator) -> None:
+        part: Any = communicator.split(left)
+        both: Any = Shrinking(communicator, part)
+        agreement = Agreement(both, ["a", "b", "c"])
+        all_reduce = AllReduce(both, "three", {"MPITRAIN_ALL_REDUCE": "ring:1024:2"})
+        source, target = np.full(200_000, communicator.rank + 1.0), np.empty(200_000)
+
+        def check(ranks: list[int]) -> None:
+            assert agreement.call("sum").samples.tolist() == [1.0] * len(ranks)
+            for size in (10, 200_000):
+                all_reduce.sum(source[:size], target[:size])
+                assert (target[:size] == sum(ranks) + len(ranks)).all()
+
+        check([0, 1, 2])
+        if part is not None:
+            both.shrink()
+            agreement.renew([["a", "b", "c"][rank] for rank in left], left)
+            all_reduce.renew("fewer", chosen=True)
+            check(left)
+            assert all_reduce.setting() == RingSetting(1024, 2)
+            assert agreement.name([0]) == f"rank {left[0]} ({'abc'[left[0]]})"
+
+    simulated.run(3, rank)
