@@ -30,7 +30,7 @@ from mpitrain.runtime import marks
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.training.callbacks import begun_alike
-from mpitrain.world.consensus import together
+from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
@@ -97,7 +97,7 @@ class Checkpoint(keras.callbacks.Callback):
             self.finished = bool(self._resumed.info["stopped"])
             resumed = self._resumed
             place = (self._world.communicator, self._world.hosts)
-            self.position = together(*place, lambda: position_among(resumed, dealt, self._world.size, self._say))
+            self.position = run_on_all(*place, lambda: position_among(resumed, dealt, self._world.size, self._say))
         self.differences = [] if self._resumed is None else differences(self._options.run, self._resumed.info)
         self._now = self.position
         self._history: dict[str, list[float]] = {}
@@ -340,7 +340,7 @@ class Checkpoint(keras.callbacks.Callback):
                     model.optimizer.build(model.trainable_variables)
                 state.check_fits(model, resumed.arrays, resumed.info["names"], resumed.source)
 
-        together(self._world.communicator, self._world.hosts, check)
+        run_on_all(self._world.communicator, self._world.hosts, check)
 
     def _restore(self, resumed: Resumption) -> None:
         """Collective: everything becomes what it was."""

@@ -17,7 +17,7 @@ from mpitrain.checkpoint.store import Store, read_one
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import UsageError
 from mpitrain.runtime.marks import reporter
-from mpitrain.world.consensus import root_only
+from mpitrain.world.consensus import run_on_root
 
 Tell = Callable[[str], None]
 REMEMBERED: dict[str, Any] = {
@@ -96,7 +96,7 @@ def resumption(options: Options, store: Store, communicator: Communicator) -> Re
         for path, snapshot in found:
             _check(path, snapshot.info)
 
-    root_only(communicator, look)
+    run_on_root(communicator, look)
     source, snapshot = found[0] if found else ("", Snapshot({}))
     shapes = {name: (array.dtype, array.shape) for name, array in snapshot.arrays.items()}
     head = communicator.broadcast_obj((str(source), dict(snapshot.info), shapes) if found else None)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         UsageError: only this rank has it, so leaving would let the others wait: the job is to be ended.
     """
     if argv is None:
-        string_hashes.begin_alike()
+        string_hashes.share_seed()
     try:
         code = _main(argv)
     except SystemExit as leaving:
@@ -155,7 +155,7 @@ def leave_with(error: UsageError) -> NoReturn:
     Raises:
         AgreedError: always; the other ranks are in the first agreement of their command.
     """
-    from mpitrain.world.consensus import together
+    from mpitrain.world.consensus import run_on_all
     from mpitrain.world.start import init
 
     world = init()
@@ -163,7 +163,7 @@ def leave_with(error: UsageError) -> NoReturn:
     def fail() -> None:
         raise error
 
-    together(world.communicator, world.hosts, fail)
+    run_on_all(world.communicator, world.hosts, fail)
     raise AssertionError("together raises what its action raises")
 
 

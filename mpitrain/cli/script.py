@@ -17,7 +17,7 @@ from mpitrain.observe.ranks import places, table
 from mpitrain.scripts.options import ScriptOptions
 from mpitrain.strategies.parameter_server.choice import device_of
 from mpitrain.strategies.parameter_server.connection import connect
-from mpitrain.world.consensus import same, together
+from mpitrain.world.consensus import check_equal, run_on_all
 from mpitrain.world.start import init
 from mpitrain.world.world import World
 
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Scripts for Horovod take the GPU of their local rank themselves.
     device = "all" if chosen.as_horovod and chosen.machine.device == "auto" else chosen.machine.device
     world = init(**{**chosen.machine.arguments(), **chosen.faults, "device": device_of(servers, device)})
-    same(world.communicator, world.hosts, {"command line": vars(arguments)})
-    together(world.communicator, world.hosts, lambda: chosen.check(frozenset(given)))
+    check_equal(world.communicator, world.hosts, {"command line": vars(arguments)})
+    run_on_all(world.communicator, world.hosts, lambda: chosen.check(frozenset(given)))
     if chosen.exchange.show_plan:
         found = places(world)
         if world.is_root:
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(world: World, chosen: ScriptOptions, words: Sequence[str]) -> None:
     """Collective: what those ranks do that compute."""
     from mpitrain.scripts import script
-    from mpitrain.scripts.divided import Division
+    from mpitrain.scripts.work_division import WorkDivision
 
     is_module = words[0] == "-m"
     name, *rest = words[is_module:] or [""]
@@ -99,9 +99,9 @@ def _run(world: World, chosen: ScriptOptions, words: Sequence[str]) -> None:
 
         if alias.install() and world.is_root:
             sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
-        script.run_alike(world, wanted)
+        script.run_unchanged(world, wanted)
         return
-    division = Division(
+    division = WorkDivision(
         chosen.batch_size_is == "global",
         chosen.divide_loops,
         chosen.dry_run,

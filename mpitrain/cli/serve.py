@@ -24,7 +24,7 @@ from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
 from mpitrain.runtime.topology import Topology
-from mpitrain.world.consensus import root_only, same, together
+from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
 from mpitrain.world.world import World
 
 USAGE = """mpirun -np N python -m mpitrain serve [options]
@@ -80,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     # Called after all ranks have left, because registered before `init` registers that.
     atexit.register(_remove, written)
     world = _start(arguments)
-    same(world.communicator, world.hosts, {"command line": vars(arguments)})
-    record = together(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
-    root_only(world.communicator, lambda: check_client(arguments.rest))
-    root_only(world.communicator, record.check)
+    check_equal(world.communicator, world.hosts, {"command line": vars(arguments)})
+    record = run_on_all(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
+    run_on_root(world.communicator, lambda: check_client(arguments.rest))
+    run_on_root(world.communicator, record.check)
     signals = Signals(world)  # on all ranks before anybody hears of the cluster
     server = start_server(
         arguments.jobs,
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_devices=arguments.cpu_devices,
         world=world,
     )
-    root_only(world.communicator, lambda: record.write(server.cluster))
+    run_on_root(world.communicator, lambda: record.write(server.cluster))
     client = None
     if world.is_root:
         written.append(record)

@@ -21,7 +21,7 @@ from mpitrain.observe.ranks import Place, places, table
 from mpitrain.strategies.parameter_server.choice import device_of
 from mpitrain.strategies.parameter_server.connection import connect, is_served
 from mpitrain.trainer.options import DEFAULT_JOB, TrainConfig, known, merge
-from mpitrain.world.consensus import root_only, same, together
+from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
 from mpitrain.world.start import init
 from mpitrain.world.world import World
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(world: World, config: TrainConfig, found: list[Place], began: float, shown: TextIO) -> None:
     """Collective: what those ranks do that compute."""
-    root_only(world.communicator, lambda: prepare_directory(Path(config.output)))
+    run_on_root(world.communicator, lambda: prepare_directory(Path(config.output)))
     from mpitrain.trainer.job import prepare
 
     if world.is_root and found:
@@ -107,9 +107,11 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
         if error is not None:
             raise error
 
-    together(world.communicator, world.hosts, check)
+    run_on_all(world.communicator, world.hosts, check)
     chosen = values(config)
-    same(world.communicator, world.hosts, {f"option {one.flag}": chosen.get(name) for name, one in known().items()})
+    check_equal(
+        world.communicator, world.hosts, {f"option {one.flag}": chosen.get(name) for name, one in known().items()}
+    )
 
 
 def _quiet(verbose: bool, stack: contextlib.ExitStack) -> None:

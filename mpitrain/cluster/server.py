@@ -15,7 +15,7 @@ from mpitrain.errors import UsageError
 from mpitrain.faults import interfaces
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
-from mpitrain.world.consensus import together
+from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
@@ -110,7 +110,7 @@ def agree(
         address = access.address(one_host)
         return counts, access, address, network.reserve(0 if port is None else port + world.local_rank)
 
-    counts, access, address, held = together(world.communicator, world.hosts, choose)
+    counts, access, address, held = run_on_all(world.communicator, world.hosts, choose)
     everyone = world.communicator.all_gather_obj(f"{address}:{held.getsockname()[1]}")
     return Place(arrange(counts, everyone, world.rank), access, held)
 
@@ -223,7 +223,7 @@ def start_server(
         settings = session_config(world.threads, world.devices, cpu_devices) if config is None else config
         return _listen(place, settings)
 
-    server = together(world.communicator, world.hosts, listen)
+    server = run_on_all(world.communicator, world.hosts, listen)
     server.start()
     world.communicator.barrier()
     return Server(place.cluster, place.access, server)

@@ -24,7 +24,7 @@ def seed(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if VARIABLE in environ else {VARIABLE: SEED}
 
 
-def begin_alike() -> None:
+def share_seed() -> None:
     """Local: execute this program anew with the one seed, where it is one of several ranks and has another.
 
     To be called before MPI is loaded: launchers know the process, not how often it begins. Nothing of note is

@@ -51,7 +51,7 @@ def adapter_of(**arguments: Any) -> DataAdapter:
     return adapter
 
 
-class Divided(DataAdapter):
+class DividedAdapter(DataAdapter):
     """One rank's part of what Keras reads with another adapter.
 
     Args:

@@ -52,7 +52,7 @@ def _only_at_epochs(callback: Any, method: str) -> bool:
     return False
 
 
-def alike(world: World, callbacks: Sequence[Any]) -> list[Any]:
+def synchronize_callbacks(world: World, callbacks: Sequence[Any]) -> list[Any]:
     """Local: the callbacks, between two that let them see and do the same on all ranks, if they look at batches.
 
     They stand behind `DataParallel`.

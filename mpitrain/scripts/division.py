@@ -15,7 +15,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.adapters import Divided, Way, adapter_of, hold_out
+from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of, hold_out
 
 Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
@@ -98,7 +98,7 @@ class DataDivision:
                 arguments[steps] = self._shared_steps(arguments.get(steps))
             elif way == "batches" and adapter.num_batches is not None:
                 arguments[steps] = self._shared_steps(arguments.get(steps))
-        arguments["x"] = Divided(adapter, self.portion, way)
+        arguments["x"] = DividedAdapter(adapter, self.portion, way)
         self._note(given, adapter, way, call)
 
     def _shared_steps(self, steps: int | None) -> int | None:

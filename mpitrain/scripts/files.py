@@ -18,8 +18,8 @@ import tensorflow as tf
 from keras.src.utils import file_utils  # where Keras' own callbacks find it
 
 from mpitrain.runtime.imports import after_import
+from mpitrain.scripts.delegation import delegate, is_delegate
 from mpitrain.scripts.names import Names, paths_in
-from mpitrain.scripts.once import acting, once
 from mpitrain.scripts.shared_files import SharedFiles
 from mpitrain.training.callbacks import average_batch_statistics
 from mpitrain.world.world import World
@@ -110,7 +110,7 @@ class Files:
             self._note("files", f"{name}: by one rank of each host, rank 0 first")
             if self._training():
                 return fetch(*args, **kwargs)
-            return once(self._world, name, lambda: fetch(*args, **kwargs), each_host=True)
+            return delegate(self._world, name, lambda: fetch(*args, **kwargs), each_host=True)
 
         return call
 
@@ -120,7 +120,7 @@ class Files:
             paths = paths_in([*args, *kwargs.values()])
             if self._training():
                 return write(*args, **kwargs) if self._names.written_here(paths) else None
-            return once(self._world, name, lambda: _path(write(*args, **kwargs)), paths)
+            return delegate(self._world, name, lambda: _path(write(*args, **kwargs)), paths)
 
         return call
 
@@ -163,7 +163,7 @@ class Files:
 def _unless_acting(name: str, found: Callable[[Any], Any]) -> property:
     """Local: what is found on disk, but while this rank writes it."""
     of_manager = getattr(tf.train.CheckpointManager, name)
-    return property(lambda manager: of_manager.__get__(manager) if acting() else found(manager))
+    return property(lambda manager: of_manager.__get__(manager) if is_delegate() else found(manager))
 
 
 def _checkpoints(manager: Any) -> list[str]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from mpitrain.collectives.conversion import of_the_script
 from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import DataError
-from mpitrain.scripts.handed import Handed
+from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
 from mpitrain.training.logs import global_metrics
 from mpitrain.training.metric_states import observe
@@ -39,7 +39,7 @@ class DividedLoops:
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. What its callbacks read stays whole, and the results they ask for
             stay this rank's: ranks may stand at different batches.
-        handed: compares what ranks have read.
+        comparison: compares what ranks have read.
         loss_is: what the loss of a loop is: a `mean` over the rows of its batch, a `sum` over them, or `whole`: nobody
             has said, and it is taken for a mean.
         sync_batch_norm: batch normalization uses the moments of all ranks' rows.
@@ -51,12 +51,12 @@ class DividedLoops:
         portion: Portion,
         note: Note,
         training: Callable[[], bool],
-        handed: Handed,
+        comparison: DataComparison,
         loss_is: LossIs = "mean",
         sync_batch_norm: bool = False,
     ) -> None:
         self._world, self._portion, self._note, self._training = world, portion, note, training
-        self._handed, self._loss_is, self._sync_batch_norm, self._told = handed, loss_is, sync_batch_norm, False
+        self._comparison, self._loss_is, self._sync_batch_norm, self._told = comparison, loss_is, sync_batch_norm, False
         # A variable: a step that was traced once reads it each time it runs.
         self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
 
@@ -92,7 +92,7 @@ class DividedLoops:
         """Collective at the first batch: all ranks have read the same."""
         for number, batch in enumerate(batches):
             if not number and threading.current_thread() is threading.main_thread():
-                self._handed.note_batch(OWN, batch)
+                self._comparison.note_batch(OWN, batch)
             yield batch
 
     def _tell_once(self) -> None:

@@ -16,10 +16,12 @@ from pathlib import Path
 from mpitrain.checkpoint.output import DIRECTORY_MODE
 from mpitrain.errors import UsageError
 from mpitrain.runtime import streams
-from mpitrain.scripts.divided import Changes, DividedKeras, Division
-from mpitrain.scripts.once import once
+from mpitrain.scripts.changes import Changes
+from mpitrain.scripts.delegation import delegate
 from mpitrain.scripts.own_files import OwnFiles
-from mpitrain.world.consensus import together
+from mpitrain.scripts.script_keras import ScriptKeras
+from mpitrain.scripts.work_division import WorkDivision
+from mpitrain.world.consensus import run_on_all
 from mpitrain.world.world import World
 
 # Libraries that train without Keras.
@@ -41,7 +43,7 @@ class Script:
     is_module: bool = False
 
 
-def run_alike(world: World, script: Script) -> None:
+def run_unchanged(world: World, script: Script) -> None:
     """Collective: run a script that divides its work itself, with nothing changed.
 
     Args:
@@ -51,10 +53,10 @@ def run_alike(world: World, script: Script) -> None:
     Raises:
         AgreedError: on all ranks: there is no such script.
     """
-    _execute(script, together(world.communicator, world.hosts, lambda: _compiled(script)))
+    _execute(script, run_on_all(world.communicator, world.hosts, lambda: _compiled(script)))
 
 
-def run(world: World, script: Script, output: Path, division: Division) -> None:
+def run(world: World, script: Script, output: Path, division: WorkDivision) -> None:
     """Collective: run `script` on all ranks, its training divided among them.
 
     With one rank nothing at all is changed. With more, ranks other than 0 print and warn to `rank-N.log` in
@@ -69,7 +71,7 @@ def run(world: World, script: Script, output: Path, division: Division) -> None:
     Raises:
         AgreedError: on all ranks: there is no such script, or no log can be written.
     """
-    code = together(world.communicator, world.hosts, lambda: _prepare(world, script, output))
+    code = run_on_all(world.communicator, world.hosts, lambda: _prepare(world, script, output))
     if not world.exchanges and not division.dry_run:
         _execute(script, code)
         return
@@ -82,14 +84,14 @@ def run(world: World, script: Script, output: Path, division: Division) -> None:
 
 
 def _run_divided(
-    world: World, script: Script, code: types.CodeType | None, division: Division, changes: Changes, output: Path
+    world: World, script: Script, code: types.CodeType | None, division: WorkDivision, changes: Changes, output: Path
 ) -> None:
-    divided = DividedKeras(world, division, changes)
+    divided = ScriptKeras(world, division, changes)
     divided.install_when_loaded()
     divided.shared_files.install()
     OwnFiles(changes.note, world.size, world.is_root).watch()
     ask = builtins.input
-    builtins.input = lambda *prompt: once(world, "input", lambda: ask(*prompt))
+    builtins.input = lambda *prompt: delegate(world, "input", lambda: ask(*prompt))
     try:
         _execute(script, code)
     except BaseException as error:
@@ -107,7 +109,7 @@ def _run_divided(
                 print(changes, flush=True)
 
 
-def _say_nothing_was_divided(script: Script, world: World, divided: DividedKeras) -> None:
+def _say_nothing_was_divided(script: Script, world: World, divided: ScriptKeras) -> None:
     others = [name for name in OTHERS if name in sys.modules]
     others_too = f" What {' and '.join(others)} trained was not divided either." if others else ""
     but = ", except for evaluate" if divided.evaluated else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 
-def draw_alike(seed: int) -> Callable[[int], int]:
+def share_seed(seed: int) -> Callable[[int], int]:
     """Local: what Python and NumPy draw depends on `seed` from now on, also in generators that are made without one.
 
     Args:
@@ -26,7 +26,7 @@ def draw_alike(seed: int) -> Callable[[int], int]:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Local: what the script draws after this context, Python's numbers and NumPy's, is not changed by it."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (that of scripts)
     try:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mpitrain.scripts.delegation import delegate
 from mpitrain.scripts.names import Names, paths_in
-from mpitrain.scripts.once import once
 from mpitrain.scripts.own_files import is_of_the_script, share_directories
 from mpitrain.world.world import World
 
@@ -86,10 +86,10 @@ class SharedFiles:
                 own = self._names.written_here(paths) or paths[0].startswith(tempfile.gettempdir() + os.sep)
                 return function(*args, **kwargs) if own or not removes else None
             if not removes:
-                return once(self._world, name, lambda: function(*args, **kwargs), paths)
+                return delegate(self._world, name, lambda: function(*args, **kwargs), paths)
             self._note("files", f"{name}: by rank 0, once all ranks have come there")
             self._forget(paths[0])
-            return once(self._world, name, lambda: self._act(function, args, kwargs, paths[0]), paths, True)
+            return delegate(self._world, name, lambda: self._act(function, args, kwargs, paths[0]), paths, True)
 
         setattr(owner, name, call)
 

@@ -19,7 +19,7 @@ from mpitrain.trainer import models
 from mpitrain.trainer.objective import check_fits
 from mpitrain.trainer.options import TrainConfig, known
 from mpitrain.trainer.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer, scaled_learning_rate
-from mpitrain.world.consensus import same, together
+from mpitrain.world.consensus import check_equal, run_on_all
 from mpitrain.world.world import World
 
 
@@ -41,9 +41,9 @@ def prepare(config: TrainConfig, world: World) -> Job:
     """
     place = (world.communicator, world.hosts)
     keras.config.set_dtype_policy(config.precision)
-    source = together(*place, lambda: load_data(config, world))
+    source = run_on_all(*place, lambda: load_data(config, world))
     counts = (source.train_count, source.validation_count, source.test_count)
-    same(
+    check_equal(
         *place,
         {
             f"the number of samples in {config.data}": counts,
@@ -52,8 +52,8 @@ def prepare(config: TrainConfig, world: World) -> Job:
             f"the values in {config.data}": source.meaning.preprocessing,
         },
     )
-    model = together(*place, lambda: _build(config, source))
-    optimizer = together(*place, lambda: _optimizer(config, model, world.size))
+    model = run_on_all(*place, lambda: _build(config, source))
+    optimizer = run_on_all(*place, lambda: _optimizer(config, model, world.size))
     rate = float(optimizer.learning_rate.numpy())
     trainer = Trainer(
         model,

@@ -40,7 +40,7 @@ from mpitrain.trainer.survival import (
     Survival,
 )
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.world.consensus import root_only, together
+from mpitrain.world.consensus import run_on_all, run_on_root
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
@@ -154,7 +154,7 @@ class Trainer:
         """
         world = self.world
         survival = Survival(world, self.model, source, self._batch_size, self._callbacks)
-        together(world.communicator, world.hosts, lambda: self._compile(source, survival))
+        run_on_all(world.communicator, world.hosts, lambda: self._compile(source, survival))
         parallel = DataParallel(self._verify_replicas, world=world, sync_batch_norm=self._sync_batch_norm)
         checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
         begin = Position() if checkpoint is None else checkpoint.position
@@ -325,7 +325,7 @@ class Trainer:
             save_model(self.model, directory)
             save_summary(numbers, directory)
 
-        root_only(self.world.communicator, save)
+        run_on_root(self.world.communicator, save)
         return dataclasses.replace(summary, model_path=path)
 
     def _batches(self, dataset: Any) -> Any:

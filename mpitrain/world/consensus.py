@@ -11,7 +11,7 @@ from mpitrain.errors import AgreedError, UsageError
 Result = TypeVar("Result")
 
 
-def together(communicator: Communicator, hosts: Sequence[str], action: Callable[[], Result]) -> Result:
+def run_on_all(communicator: Communicator, hosts: Sequence[str], action: Callable[[], Result]) -> Result:
     """Collective: run `action` on every rank; when it raises UsageError on one, all ranks raise.
 
     Args:
@@ -45,7 +45,7 @@ def together(communicator: Communicator, hosts: Sequence[str], action: Callable[
     return result[0]
 
 
-def root_only(communicator: Communicator, action: Callable[[], object]) -> None:
+def run_on_root(communicator: Communicator, action: Callable[[], object]) -> None:
     """Collective: run `action` on rank 0; when it raises UsageError there, all ranks raise.
 
     Raises:
@@ -62,7 +62,7 @@ def root_only(communicator: Communicator, action: Callable[[], object]) -> None:
         raise AgreedError(text)
 
 
-def same(communicator: Communicator, hosts: Sequence[str], values: Mapping[str, object]) -> None:
+def check_equal(communicator: Communicator, hosts: Sequence[str], values: Mapping[str, object]) -> None:
     """Collective: check that values are the same on all ranks.
 
     Args:

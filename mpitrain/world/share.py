@@ -13,7 +13,7 @@ from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.devices import DevicePlan, Visible
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
-from mpitrain.world.consensus import together
+from mpitrain.world.consensus import run_on_all
 
 Item = TypeVar("Item")
 
@@ -33,7 +33,7 @@ def devices(
         found = device_rules.visible(os.environ, gpus.detect())
         return found if names is None else device_rules.narrowed(found, names)
 
-    visible = together(communicator, topology.hosts, seen)
+    visible = run_on_all(communicator, topology.hosts, seen)
     # A rank that wants none leaves them all to the others.
     taken = dataclasses.replace(visible, devices=()) if device == "cpu" else visible
     neighbours = on_this_host(communicator, topology, taken)

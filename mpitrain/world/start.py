@@ -16,7 +16,7 @@ from mpitrain.runtime import gpus, imports, marks, streams
 from mpitrain.runtime.topology import Topology
 from mpitrain.world import share, shrink, watch
 from mpitrain.world.connection import connect, launcher_of
-from mpitrain.world.consensus import together
+from mpitrain.world.consensus import run_on_all
 from mpitrain.world.end import finish_with
 from mpitrain.world.world import World, world_of
 
@@ -84,7 +84,7 @@ def init(
         marks.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()
-        faults = together(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
+        faults = run_on_all(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
         watchdog = watch.start(communicator, topology, faults, environ)
     if watchdog is not None:
         exits.watch(watchdog)
@@ -92,7 +92,7 @@ def init(
     if not verbose:
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         imports.install(quiet=topology.local_rank > 0)
-    plan = together(
+    plan = run_on_all(
         communicator,
         topology.hosts,
         lambda: share.devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.batch_callbacks import alike, looks_at
+from mpitrain.scripts.batch_callbacks import looks_at, synchronize_callbacks
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.logs import leaves_of
@@ -145,7 +145,7 @@ def test_logs_that_are_not_flat() -> None:
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
     expect = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: wanted.append(dict(logs)))
     whole = dataset(merged([one for one in tested if one]))
-    history = fit(model, everyone[WORLD.rank], True, alike(WORLD, [note]), validation_data=own)
+    history = fit(model, everyone[WORLD.rank], True, synchronize_callbacks(WORLD, [note]), validation_data=own)
     check_logs(history, fit(reference, merged(everyone), False, [expect], validation_data=whole))
     assert len(seen) == len(wanted)
     for logs, numbers in zip(seen, wanted, strict=True):
@@ -182,7 +182,13 @@ def test_batches_of_ranks_with_different_numbers_of_them(make: Any, falls: int) 
     model, reference = make(), make()
     own = dataset(validation[WORLD.rank])
     history = fit(
-        model, everyone[WORLD.rank], True, alike(WORLD, [recorder]), epochs=3, validation_data=own, validation_freq=2
+        model,
+        everyone[WORLD.rank],
+        True,
+        synchronize_callbacks(WORLD, [recorder]),
+        epochs=3,
+        validation_data=own,
+        validation_freq=2,
     )
     whole = dataset(merged(validation))
     numbers = fit(reference, merged(everyone), False, [expected], epochs=3, validation_data=whole, validation_freq=2)
@@ -203,7 +209,13 @@ def test_what_one_rank_alone_decides_holds_for_all() -> None:
                 self.model.stop_training = True
 
     limit = Limit()
-    fit(mlp(keras.optimizers.SGD(0.1)), batches(WORLD.rank, [2] * 6), True, alike(WORLD, [limit]), epochs=4)
+    fit(
+        mlp(keras.optimizers.SGD(0.1)),
+        batches(WORLD.rank, [2] * 6),
+        True,
+        synchronize_callbacks(WORLD, [limit]),
+        epochs=4,
+    )
     assert limit.batches == 3
 
 
@@ -220,7 +232,7 @@ def test_metrics_asked_for_within_a_batch() -> None:
 
     everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
     asking, expected = Asking(), Asking()
-    fit(mlp(keras.optimizers.SGD(0.1)), everyone[WORLD.rank], True, alike(WORLD, [asking]))
+    fit(mlp(keras.optimizers.SGD(0.1)), everyone[WORLD.rank], True, synchronize_callbacks(WORLD, [asking]))
     fit(mlp(keras.optimizers.SGD(0.1)), merged(everyone), False, [expected])
     np.testing.assert_allclose(asking.found, expected.found, rtol=1e-9)
 
@@ -234,7 +246,7 @@ def test_not_a_number_on_one_rank_ends_all() -> None:
     model = mlp(keras.optimizers.SGD(0.1))
     ends: list[int] = []
     counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
-    fit(model, pairs, True, alike(WORLD, [callback, counter]), epochs=3)
+    fit(model, pairs, True, synchronize_callbacks(WORLD, [callback, counter]), epochs=3)
     assert ends == [0, 1]
 
 
@@ -257,4 +269,4 @@ def test_which_callbacks_look_at_batches(tmp_path: Any) -> None:
     }
     for callback, expected in kinds.items():
         assert " ".join(kind for kind in ("train", "test") if looks_at(callback, kind)) == expected, callback
-    assert alike(WORLD, [*kinds][:2]) == [*kinds][:2]
+    assert synchronize_callbacks(WORLD, [*kinds][:2]) == [*kinds][:2]

@@ -13,7 +13,7 @@ import tensorflow as tf
 import mpitrain
 from mpitrain.data.portions import Portion
 from mpitrain.errors import DataError
-from mpitrain.scripts.handed import Handed
+from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.scripts.loops import DividedLoops
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
 from mpitrain.training.shares import keep_batch_norm_synchronized
@@ -36,7 +36,7 @@ def divide(monkeypatch: pytest.MonkeyPatch, double_precision: None) -> Iterator[
         def note(part: str, text: str) -> None:
             """What is told does not matter here."""
 
-        DividedLoops(WORLD, portion, note, lambda: training, Handed(WORLD, note), loss_is, sync).install()
+        DividedLoops(WORLD, portion, note, lambda: training, DataComparison(WORLD, note), loss_is, sync).install()
 
     yield install
     keep_sample_count(1.0)

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.divided import Division
+from mpitrain.scripts.keras_patches import KerasPatches
 from mpitrain.scripts.names import Names
-from mpitrain.scripts.unmodified import Unmodified
+from mpitrain.scripts.work_division import WorkDivision
 from tests.spmd.truth import WORLD
 
 ROWS, BATCH, EPOCHS = 21, 5, 3  # the last batch has one row, fewer than there are ranks
@@ -44,9 +44,9 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
             monkeypatch.setattr(owner, name, getattr(owner, name))
 
     def install(batch_is_global: bool = True) -> None:
-        Unmodified(
+        KerasPatches(
             WORLD,
-            Division(batch_is_global, loss_is="whole" if batch_is_global else "mean"),
+            WorkDivision(batch_is_global, loss_is="whole" if batch_is_global else "mean"),
             lambda part, text: None,
             Names(WORLD),
         ).install()

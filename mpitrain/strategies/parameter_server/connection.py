@@ -18,7 +18,7 @@ from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import COLOCATED, Roles, roles
 from mpitrain.strategies.parameter_server.server import Server
 from mpitrain.world import shrink
-from mpitrain.world.consensus import same, together
+from mpitrain.world.consensus import check_equal, run_on_all
 from mpitrain.world.groups import group
 from mpitrain.world.start import use
 from mpitrain.world.world import World
@@ -42,8 +42,8 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     Raises:
         AgreedError: on all ranks: the options do not go with each other, or with so many ranks.
     """
-    same(world.communicator, world.hosts, {"the parameter servers": options})
-    chosen = chosen or together(world.communicator, world.hosts, lambda: _chosen(options, world))
+    check_equal(world.communicator, world.hosts, {"the parameter servers": options})
+    chosen = chosen or run_on_all(world.communicator, world.hosts, lambda: _chosen(options, world))
     survives = world.faults.on_failure == SHRINK
     options = dataclasses.replace(options, whole_updates=survives)
     there, back = _ways(world, chosen)

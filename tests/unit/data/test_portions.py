@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mpitrain.data.portions import Portion, Share, count_rows
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.adapters import Divided, Way, adapter_of
+from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of
 
 ROWS, BATCH = 21, 5  # the last batch has fewer rows than there are ranks
 X = np.arange(ROWS * 2.0, dtype="float32").reshape(ROWS, 2)
@@ -128,7 +128,7 @@ def test_batches_are_those_of_one_process_in_its_order(kind: str, size: int) -> 
     expected, state = seeded(lambda: adapter_of(**KINDS[kind]()), epochs)
     ways: tuple[Way, ...] = ("rows", "batches", "whole")
     for way, rank in itertools.product(ways, range(size)):
-        make = functools.partial(Divided, portion=Portion(rank, size), way=way)
+        make = functools.partial(DividedAdapter, portion=Portion(rank, size), way=way)
         found, after = seeded(lambda make=make: make(adapter_of(**KINDS[kind]())), epochs)  # type: ignore[misc]
         assert after == state, "Python's own random numbers are drawn alike"
         for own, all_of_them in zip(found, expected, strict=True):
@@ -154,14 +154,14 @@ def check(own: list[Any], expected: list[Any], way: Way, rank: int, size: int) -
 @pytest.mark.parametrize(("way", "counts"), [("rows", [5, 5]), ("whole", [5, 5]), ("batches", [3, 2])])
 def test_the_number_of_batches_is_known(way: Way, counts: list[int]) -> None:
     for kind in ("arrays", "dataset", "PyDataset"):
-        divided = [Divided(adapter_of(**KINDS[kind]()), Portion(rank, 2), way) for rank in range(2)]
+        divided = [DividedAdapter(adapter_of(**KINDS[kind]()), Portion(rank, 2), way) for rank in range(2)]
         assert [one.num_batches for one in divided] == counts
-    assert Divided(adapter_of(**KINDS["generator"]()), Portion(0, 2), way).num_batches is None
+    assert DividedAdapter(adapter_of(**KINDS["generator"]()), Portion(0, 2), way).num_batches is None
 
 
 def test_an_element_of_one_part_stays_one() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(((X, X),)).batch(4)
-    share = next(iter(Divided(adapter_of(x=dataset), Portion(0, 2), "rows").get_tf_dataset()))
+    share = next(iter(DividedAdapter(adapter_of(x=dataset), Portion(0, 2), "rows").get_tf_dataset()))
     assert len(share.data) == 1
     assert len(share.data[0]) == 2
 

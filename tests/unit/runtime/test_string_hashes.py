@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys
 from mpitrain.runtime import string_hashes
 print("begun", flush=True)
-string_hashes.begin_alike()
+string_hashes.share_seed()
 print(hash("a text"), os.environ.get("PYTHONHASHSEED"), sys.argv[1:])
 """
 RANK = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}

@@ -10,17 +10,17 @@ import pytest
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.simulated import run
 from mpitrain.errors import AgreedError, DataError
-from mpitrain.world.consensus import root_only, same, together
+from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
 
 HOSTS = ("a", "b", "c")
 
 
 def outcomes(action: Callable[[int], Any]) -> list[Any]:
-    """What `together` gives or raises on each of three ranks."""
+    """What `run_on_all` gives or raises on each of three ranks."""
 
     def on_rank(communicator: Any) -> Any:
         try:
-            return together(communicator, HOSTS, lambda: action(communicator.rank))
+            return run_on_all(communicator, HOSTS, lambda: action(communicator.rank))
         except AgreedError as error:
             return str(error)
 
@@ -57,7 +57,7 @@ def test_first_of_different_errors() -> None:
 def test_values_that_differ() -> None:
     def on_rank(communicator: Any) -> str:
         try:
-            same(communicator, HOSTS, {"x": 1, "the count": 5 if communicator.rank < 2 else 6})
+            check_equal(communicator, HOSTS, {"x": 1, "the count": 5 if communicator.rank < 2 else 6})
         except AgreedError as error:
             return str(error)
         return ""
@@ -75,7 +75,7 @@ def test_root_alone_acts_and_all_hear() -> None:
             raise DataError("the disk is full")
 
         try:
-            root_only(communicator, action)
+            run_on_root(communicator, action)
         except AgreedError as error:
             return str(error)
         return ""
@@ -89,4 +89,4 @@ def test_other_errors_pass_through() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        together(LocalCommunicator(), HOSTS[:1], action)
+        run_on_all(LocalCommunicator(), HOSTS[:1], action)

@@ -9,67 +9,24 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.imports import after_import
+from mpitrain.scripts.changes import Changes
 from mpitrain.scripts.names import Names
-from mpitrain.scripts.seeds import draw_alike, kept
+from mpitrain.scripts.seeds import preserve_random_state, share_seed
 from mpitrain.scripts.shared_files import SharedFiles
+from mpitrain.scripts.work_division import WorkDivision
 from mpitrain.world import start
 from mpitrain.world.world import World
 
 if TYPE_CHECKING:
-    from mpitrain.scripts.unmodified import Unmodified
-    from mpitrain.training.shares import LossIs
-
-PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
+    from mpitrain.scripts.keras_patches import KerasPatches
 
 
-@dataclass(frozen=True)
-class Division:
-    """How the work of a script is divided among the ranks.
-
-    Attributes:
-        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
-        divide_loops: divide also what loops of the script's own read of `tf.data`.
-        dry_run: stop where the script would train, and print what would be changed.
-        loss_is: what a loss is that Keras does not compute: `mean`, `sum` or `whole`, see `shares.Shares`.
-        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
-    """
-
-    batch_is_global: bool = False
-    divide_loops: bool = False
-    dry_run: bool = False
-    loss_is: LossIs = "mean"
-    sync_batch_norm: bool = False
-
-
-@dataclass
-class Changes:
-    """The table of what is different from a run under plain Python.
-
-    Attributes:
-        rows: (part, text), each once, in the order found.
-    """
-
-    rows: list[tuple[str, str]] = field(default_factory=list)
-
-    def note(self, part: str, text: str) -> None:
-        """Local: add a row, if it is new."""
-        if (part, text) not in self.rows:
-            self.rows.append((part, text))
-
-    def __str__(self) -> str:
-        """Local: the table as text, by part."""
-        width = max(map(len, PARTS))
-        ordered = [row for part in PARTS for row in self.rows if row[0] == part]
-        return "\n".join(f"{part:<{width}}  {text}" for part, text in ordered) or "nothing is changed"
-
-
-class DividedKeras:
+class ScriptKeras:
     """The Keras of a script that knows nothing of ranks. To be made by all ranks.
 
     Args:
@@ -81,11 +38,11 @@ class DividedKeras:
         shared_files: what is done to them without Keras.
     """
 
-    def __init__(self, world: World, division: Division, changes: Changes) -> None:
+    def __init__(self, world: World, division: WorkDivision, changes: Changes) -> None:
         self._world, self._division, self._note = world, division, changes.note
         self._seed: int = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
         self._names = Names(world)
-        self._unmodified: Unmodified | None = None
+        self._unmodified: KerasPatches | None = None
         self.shared_files = SharedFiles(world, changes.note, lambda: self.training, self._names)
 
     @property
@@ -108,7 +65,7 @@ class DividedKeras:
         self._note(
             "other", "Python, NumPy, TensorFlow and Keras draw the same numbers on all ranks unless seeds differ"
         )
-        draw = draw_alike(self._seed)
+        draw = share_seed(self._seed)
         after_import("tensorflow", lambda module: _begin_keras())
         after_import("keras", lambda module: self._install(draw))
         after_import("tf_keras", _refuse_training)
@@ -124,13 +81,13 @@ class DividedKeras:
                 "KERAS_BACKEND=tensorflow, or leave the variable out"
             )
         from mpitrain.scripts.files import Files
-        from mpitrain.scripts.unmodified import Unmodified
+        from mpitrain.scripts.keras_patches import KerasPatches
 
-        with kept():  # the script may have set these seeds
+        with preserve_random_state():  # the script may have set these seeds
             keras.utils.set_random_seed(self._seed)
         generator = tf.random.Generator
         generator.from_non_deterministic_state = lambda alg=None: generator.from_seed(draw(63), alg)
-        self._unmodified = Unmodified(self._world, self._division, self._note, self._names)
+        self._unmodified = KerasPatches(self._world, self._division, self._note, self._names)
         self._unmodified.install()
         Files(self._world, self._note, lambda: self.training, self._names, self.shared_files).install()
 
@@ -148,7 +105,7 @@ class DividedKeras:
         """Local: whether that is the end of a dry run."""
         if self._unmodified is None:
             return False
-        from mpitrain.scripts.unmodified import DryRunEnded
+        from mpitrain.scripts.keras_patches import DryRunEnded
 
         return isinstance(error, DryRunEnded)
 

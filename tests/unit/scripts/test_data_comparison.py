@@ -16,7 +16,7 @@ from mpitrain.errors import AgreedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.scripts.handed import Handed, summary
+from mpitrain.scripts.data_comparison import DataComparison, summary
 from mpitrain.world.world import world_of
 
 RNG = np.random.default_rng(5)
@@ -56,7 +56,7 @@ def test_summaries(one: Any, other: Any, alike: bool) -> None:
     assert summary(other).is_like(summary(one)) == alike
 
 
-def on_ranks(size: int, action: Callable[[Handed, int], Any]) -> list[Any]:
+def on_ranks(size: int, action: Callable[[DataComparison, int], Any]) -> list[Any]:
     """What each rank returns, or the text of its AgreedError; with the notes it was told."""
 
     def body(communicator: SimulatedCommunicator) -> Any:
@@ -64,7 +64,7 @@ def on_ranks(size: int, action: Callable[[Handed, int], Any]) -> list[Any]:
         notes: list[str] = []
         world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 1))
         try:
-            return action(Handed(world, lambda part, text: notes.append(text)), communicator.rank), notes
+            return action(DataComparison(world, lambda part, text: notes.append(text)), communicator.rank), notes
         except AgreedError as error:
             return str(error), notes
 
@@ -96,7 +96,7 @@ def test_the_same_arguments_pass(size: int) -> None:
     ],
 )
 def test_what_differs_is_named(name: str, ours: Callable[[int], Any]) -> None:
-    def action(handed: Handed, rank: int) -> None:
+    def action(handed: DataComparison, rank: int) -> None:
         handed.check("fit", {"x": PICTURES, "y": LABELS, "shuffle": True, name: ours(rank)})
 
     texts = [text for text, _ in on_ranks(3, action)]
@@ -107,7 +107,7 @@ def test_what_differs_is_named(name: str, ours: Callable[[int], Any]) -> None:
 
 
 def test_vocabularies_are_compared() -> None:
-    def action(handed: Handed, rank: int) -> None:
+    def action(handed: DataComparison, rank: int) -> None:
         words = ["a", "b", "c"]
         layer = keras.layers.StringLookup(vocabulary=words[rank:] + words[:rank], name="words")
         handed.check("fit", {}, keras.Sequential([keras.Input((1,), dtype="string"), layer]))
@@ -147,7 +147,7 @@ SAME = np.arange(3000)
 
 @pytest.mark.parametrize("make", [batches, Table, generated], ids=lambda make: make.__name__)
 def test_batches_that_are_read(make: Callable[[Any], Any]) -> None:
-    def action(handed: Handed, rank: int, order: Any) -> int:
+    def action(handed: DataComparison, rank: int, order: Any) -> int:
         data = handed.watch("fit", make(order))
         handed.settle()  # as after the first step, where validation data have not been read
         rows = [len(batch[1]) for batch in (data if not isinstance(data, Table) else [data[0], data[1]])]
@@ -163,7 +163,7 @@ def test_batches_that_are_read(make: Callable[[Any], Any]) -> None:
 
 
 def test_what_augmentation_changes_is_told_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    def action(handed: Handed, rank: int) -> str:
+    def action(handed: DataComparison, rank: int) -> str:
         for _ in handed.watch("fit", batches(SAME, float(rank))):
             pass
         handed.settle()
@@ -177,7 +177,7 @@ def test_what_augmentation_changes_is_told_and_goes_on(capsys: pytest.CaptureFix
 
 
 def test_calls_at_each_step_are_compared_now_and_then() -> None:
-    def action(handed: Handed, rank: int) -> int:
+    def action(handed: DataComparison, rank: int) -> int:
         for call in range(99):
             handed.check_often("train_on_batch", {"x": PICTURES[:4] + (rank if call > 2 else 0)})
         handed.check_often("train_on_batch", {"x": PICTURES[:4] + rank})

@@ -23,7 +23,7 @@ import tensorflow as tf
 from mpitrain.collectives.ordering import host_call
 from mpitrain.data.portions import take
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.seeds import kept
+from mpitrain.scripts.seeds import preserve_random_state
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.world.world import World
 
@@ -119,7 +119,7 @@ def _parts(batch: Any) -> dict[str, list[Summary]]:
     return {name: _summaries(part) for name, part in zip(PARTS, parts, strict=False)}
 
 
-class Handed:
+class DataComparison:
     """Compares what ranks hand to Keras.
 
     Args:
@@ -169,7 +169,7 @@ class Handed:
         if isinstance(data, tf.data.Dataset):
             return _watched_dataset(data, found)
         if isinstance(data, keras.utils.PyDataset):
-            with kept():
+            with preserve_random_state():
                 found.append(_parts(data[0]))  # as Keras does, too; ranks may read no batch in common
             return data
         return _watched(data, found) if isinstance(data, GeneratorType) else data
@@ -223,32 +223,32 @@ class Handed:
         return f"{', '.join(unlike)} {are} not the same on {self._world.agreement.name(ranks)} as on rank 0"
 
 
-class Comparison(keras.callbacks.Callback):
+class ComparisonCallback(keras.callbacks.Callback):
     """Compares what was read: after the first step where ranks stand at the same one, and after the first epoch.
 
     Stands behind `DataParallel`.
 
     Args:
-        handed: what is watched.
+        comparison: what is watched.
         world: the job.
     """
 
-    def __init__(self, handed: Handed, world: World) -> None:
+    def __init__(self, comparison: DataComparison, world: World) -> None:
         super().__init__()
-        self._handed, self._exchange = handed, exchange_of(world)
+        self._comparison, self._exchange = comparison, exchange_of(world)
         self._due = {"step", "epoch"}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective once."""
         if "step" in self._due and self._exchange.in_step and self.model.steps_per_execution == 1:
             self._due.discard("step")
-            self._handed.settle()
+            self._comparison.settle()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Collective once."""
         if "epoch" in self._due:
             self._due.clear()
-            self._handed.settle("fit", "validation_data")
+            self._comparison.settle("fit", "validation_data")
 
 
 def _unlike(everyone: Sequence[Sequence[Summary]]) -> list[int]:

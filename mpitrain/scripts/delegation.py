@@ -13,12 +13,12 @@ _acting: contextvars.ContextVar[bool] = contextvars.ContextVar("acting", default
 Told = tuple[Any, Exception | None]  # the result, and the error
 
 
-def acting() -> bool:
+def is_delegate() -> bool:
     """Local: whether this rank does what others wait for."""
     return _acting.get()
 
 
-def once(world: World, name: str, action: Callable[[], Any], named: Hashable = (), each_host: bool = False) -> Any:
+def delegate(world: World, name: str, action: Callable[[], Any], named: Hashable = (), each_host: bool = False) -> Any:
     """Collective: what `action` returns, or raises, on the first of the ranks that say the same, on all of these.
 
     Args:
@@ -32,7 +32,7 @@ def once(world: World, name: str, action: Callable[[], Any], named: Hashable = (
     Raises:
         Exception: as on the first rank that has one; RuntimeError with its text where that is not fit to travel.
     """
-    if acting():
+    if is_delegate():
         return action()
     world.agreement.call(f"{name} by rank 0")
     said: list[Hashable] = world.communicator.all_gather_obj(named)

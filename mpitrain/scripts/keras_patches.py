@@ -19,12 +19,12 @@ import keras
 
 from mpitrain.collectives.conversion import refuse_compiled
 from mpitrain.data.portions import Portion
-from mpitrain.scripts.batch_callbacks import STOP, alike, looks_at
-from mpitrain.scripts.divided import Division
+from mpitrain.scripts.batch_callbacks import STOP, looks_at, synchronize_callbacks
+from mpitrain.scripts.data_comparison import ComparisonCallback, DataComparison
 from mpitrain.scripts.division import DataDivision
-from mpitrain.scripts.handed import Comparison, Handed
 from mpitrain.scripts.loops import OWN, DividedLoops
 from mpitrain.scripts.names import Names, paths_of
+from mpitrain.scripts.work_division import WorkDivision
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
 from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
@@ -40,7 +40,7 @@ class DryRunEnded(BaseException):
     """The script has come to its first training call, and only wanted to know what would happen there."""
 
 
-class Unmodified:
+class KerasPatches:
     """Makes the Keras of this process data-parallel.
 
     Args:
@@ -54,16 +54,22 @@ class Unmodified:
         evaluated: the script has evaluated something.
     """
 
-    def __init__(self, world: World, division: Division, note: Note, names: Names) -> None:
+    def __init__(self, world: World, division: WorkDivision, note: Note, names: Names) -> None:
         self.trained = self.evaluated = False
         portion = Portion(world.rank, world.size, division.batch_is_global)
         self._world, self._portion, self._table, self._names = world, portion, note, names
-        self._dry_run, self._handed = division.dry_run, Handed(world, note)
+        self._dry_run, self._comparison = division.dry_run, DataComparison(world, note)
         self._loss_is, self._sync_batch_norm = division.loss_is, division.sync_batch_norm
         self._loops: DividedLoops | None = None
         if division.divide_loops:
             self._loops = DividedLoops(
-                world, portion, self._note, lambda: self.training, self._handed, self._loss_is, self._sync_batch_norm
+                world,
+                portion,
+                self._note,
+                lambda: self.training,
+                self._comparison,
+                self._loss_is,
+                self._sync_batch_norm,
             )
         self._division = DataDivision(portion, self._note)
         self._how: dict[str, str] = {}  # the data of each call are divided
@@ -95,7 +101,7 @@ class Unmodified:
         if _knows_ranks(arguments.get("callbacks")) or not model.compiled:  # the latter Keras refuses
             self.trained = True
             return fit(model, **arguments)
-        self._handed.check("fit", arguments, model)
+        self._comparison.check("fit", arguments, model)
         self._watch(arguments)
         self._division.divide_training(model, arguments)
         self._note_model(model)
@@ -115,14 +121,14 @@ class Unmodified:
         self.evaluated = True
         if _knows_ranks(arguments.get("callbacks")) or not model.compiled:
             return evaluate(model, **arguments)
-        self._handed.check("evaluate", arguments)
-        arguments["x"] = self._handed.watch("evaluate", arguments["x"])
+        self._comparison.check("evaluate", arguments)
+        arguments["x"] = self._comparison.watch("evaluate", arguments["x"])
         self._division.divide_evaluation(model, arguments)
         arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model)
         self._silence(arguments)
         with self._leaving_loops():
             result = evaluate(model, **arguments)
-        self._handed.settle("evaluate")
+        self._comparison.settle("evaluate")
         return result
 
     def _predict(self, predict: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +152,7 @@ class Unmodified:
         self._note("data", "train_on_batch: each batch is divided by rows")
         self._begin_training("train_on_batch")
         arguments = _bound(train, model, args, kwargs)
-        self._handed.check_often("train_on_batch", arguments)
+        self._comparison.check_often("train_on_batch", arguments)
         loss_is = self._loss_is if self._division.divide_batch(model, arguments) else None
         return train_on_rows(model, train, arguments, self._world, loss_is, self._sync_batch_norm)
 
@@ -172,11 +178,11 @@ class Unmodified:
         given = [] if made is None else keras.tree.flatten(made)
         for callback in given:
             self._note("callbacks", f"{type(callback).__name__}: sees the numbers of all ranks{_when(callback, model)}")
-        own = [Comparison(self._handed, self._world)] if training else []
+        own = [ComparisonCallback(self._comparison, self._world)] if training else []
         if training and self._names.compare(paths_of(given)):
             self._note("files", "ranks name files of callbacks differently; the first rank of each name writes it")
         parallel = DataParallel(world=self._world, loss_is=self._loss_is, sync_batch_norm=self._sync_batch_norm)
-        every = [parallel, *own, *alike(self._world, given)]
+        every = [parallel, *own, *synchronize_callbacks(self._world, given)]
         if made is callbacks:
             return every
         # Keras has told the callbacks of a CallbackList of the model; the script may give the same list again.
@@ -212,10 +218,10 @@ class Unmodified:
 
     def _watch(self, arguments: Arguments) -> None:
         """Local: the first batches of what is trained and validated on are compared when they are read."""
-        arguments["x"] = self._handed.watch("fit", arguments.get("x"))
+        arguments["x"] = self._comparison.watch("fit", arguments.get("x"))
         validation = arguments.get("validation_data")
         if validation is not None and not isinstance(validation, tuple | list):
-            arguments["validation_data"] = self._handed.watch("validation_data", validation)
+            arguments["validation_data"] = self._comparison.watch("validation_data", validation)
 
     @contextmanager
     def _leaving_loops(self) -> Iterator[None]:

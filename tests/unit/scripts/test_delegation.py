@@ -12,8 +12,8 @@ from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
+from mpitrain.scripts.delegation import delegate, is_delegate
 from mpitrain.scripts.names import Names
-from mpitrain.scripts.once import acting, once
 from mpitrain.world.world import World, world_of
 
 
@@ -35,7 +35,7 @@ def test_one_rank_acts_for_all(size: int, each_host: bool) -> None:
             acted.append(world.rank)
             return world.rank
 
-        return once(world, "tell", act, each_host=each_host)
+        return delegate(world, "tell", act, each_host=each_host)
 
     found = on_ranks(size, action)
     firsts = [rank - rank % 2 if each_host else 0 for rank in range(size)]
@@ -53,7 +53,7 @@ def test_each_name_is_done_by_the_first_that_gives_it() -> None:
             acted.append(world.rank)
             return name
 
-        return once(world, "tell", act, name)
+        return delegate(world, "tell", act, name)
 
     assert on_ranks(4, action) == ["a", "b", "b", "a"]
     assert sorted(acted) == [0, 1]
@@ -80,7 +80,7 @@ def test_an_error_is_the_same_on_all_ranks(error: Exception, kind: type[Exceptio
             raise error
 
         try:
-            once(world, "fail", fail)
+            delegate(world, "fail", fail)
         except Exception as raised:
             return raised
 
@@ -92,7 +92,9 @@ def test_an_error_is_the_same_on_all_ranks(error: Exception, kind: type[Exceptio
 
 def test_what_is_done_within_is_not_waited_for() -> None:
     def action(world: World) -> Any:
-        return once(world, "outer", lambda: (acting(), once(world, "inner", lambda: world.rank))), acting()
+        return delegate(
+            world, "outer", lambda: (is_delegate(), delegate(world, "inner", lambda: world.rank))
+        ), is_delegate()
 
     assert on_ranks(3, action) == [((True, 0), False)] * 3
 
