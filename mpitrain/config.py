@@ -16,7 +16,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from mpitrain.errors import UsageError
 
@@ -26,7 +26,7 @@ else:
     import tomli as tomllib
 
 Room = TypeVar("Room")
-KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 MOST = 10**9  # more is a slip of the pen, and beyond what the libraries count with
 
 
@@ -36,7 +36,7 @@ class Option:
 
     Attributes:
         help: its line on the command line.
-        kind: int, float, str or bool.
+        kind: int, float, str or bool: the type of the field.
         default: where it is given nowhere.
         name: on the command line and in files; that of the field by default.
         commands: those of the commands with its table that take it, and `init` for the argument of that name; ()
@@ -53,7 +53,7 @@ class Option:
     """
 
     help: str
-    kind: type
+    kind: type = str
     default: Any = None
     name: str = ""
     commands: tuple[str, ...] | None = None
@@ -85,19 +85,20 @@ class Option:
         return self.environment if self.commands == () else f"{self.flag} ({self.environment})"
 
 
-def option(default: Any, kind: type, text: str, **rules: Any) -> Any:
-    """Local: a field of a dataclass: its default, and the `Option` made of the rest."""
-    return field(default=default, metadata={"option": Option(text, kind, default, **rules)})
+def option(default: Any, text: str, **rules: Any) -> Any:
+    """Local: a field of a dataclass: its default, and an `Option` of the rest and of the field's type and name."""
+    return field(default=default, metadata={"option": Option(text, default=default, **rules)})
 
 
-def room(kind: type) -> Any:
-    """Local: a field of a dataclass that holds the options of another one."""
-    return field(default_factory=kind, metadata={"room": kind, "defaults": {}})
+def room(kind: type, **rules: Any) -> Any:
+    """Local: a field of a dataclass that holds the options of another one; `rules` are what all of these need."""
+    return field(default_factory=kind, metadata={"room": kind, "defaults": {}, "rules": rules})
 
 
-def given_of(kind: type, **defaults: Any) -> Any:
-    """Local: a field of a dataclass that holds those options of another one that were given, or have a default here."""
-    return field(default_factory=lambda: defaults, metadata={"room": kind, "defaults": defaults, "given": True})
+def given_of(kind: type, defaults: Mapping[str, Any] | None = None, **rules: Any) -> Any:
+    """Local: a field that holds, by name, those options of another dataclass that were given, or have `defaults`."""
+    told = dict(defaults or {})
+    return field(default_factory=lambda: told, metadata={"room": kind, "defaults": told, "rules": rules, "given": True})
 
 
 def flag(name: str) -> str:
@@ -116,14 +117,30 @@ def options(kind: type, command: str | None = None) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for item in dataclasses.fields(kind):
         if "room" in item.metadata:
-            defaults = item.metadata["defaults"]
+            defaults, rules = item.metadata["defaults"], item.metadata["rules"]
             for name, one in options(item.metadata["room"], command).items():
-                found[name] = dataclasses.replace(one, default=defaults.get(name, one.default))
+                told = {**rules, "needs": (*rules.get("needs", ()), *one.needs)}
+                found[name] = dataclasses.replace(one, default=defaults.get(name, one.default), **told)
         elif "option" in item.metadata:
-            one = item.metadata["option"]
+            one = own(kind)[item.name]
             if command is None or one.commands is None or command in one.commands:
-                found[one.name or item.name] = dataclasses.replace(one, name=one.name or item.name)
+                found[one.name] = one
     return found
+
+
+@functools.cache
+def own(kind: type) -> dict[str, Option]:
+    """Local: the options of a dataclass without those of others, by the names of its fields."""
+    hints = get_type_hints(kind)
+    return {
+        item.name: dataclasses.replace(
+            item.metadata["option"],
+            name=item.metadata["option"].name or item.name,
+            kind=next((one for one in KINDS if one in (hints[item.name], *get_args(hints[item.name]))), str),
+        )
+        for item in dataclasses.fields(kind)
+        if "option" in item.metadata
+    }
 
 
 def made(kind: type[Room], found: Mapping[str, Any]) -> Room:
@@ -133,29 +150,25 @@ def made(kind: type[Room], found: Mapping[str, Any]) -> Room:
         kind: the dataclass.
         found: values of options, by their names; more than are its own do no harm.
     """
-    arguments: dict[str, Any] = {}
-    for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+    table: type = kind
+    arguments = {name: found[one.name] for name, one in own(table).items() if one.name in found}
+    for item in dataclasses.fields(table):
         if "given" in item.metadata:
-            own = {name: found[name] for name in options(item.metadata["room"]) if name in found}
-            arguments[item.name] = {**item.metadata["defaults"], **own}
+            given = {name: found[name] for name in options(item.metadata["room"]) if name in found}
+            arguments[item.name] = {**item.metadata["defaults"], **given}
         elif "room" in item.metadata:
             arguments[item.name] = made(item.metadata["room"], found)
-        elif "option" in item.metadata:
-            name = item.metadata["option"].name or item.name
-            if name in found:
-                arguments[item.name] = found[name]
     return kind(**arguments)
 
 
 def values(chosen: Any) -> dict[str, Any]:
     """Local: the value of each option of an object, by its name."""
-    found: dict[str, Any] = {}
+    kind: type = type(chosen)
+    found = {one.name: getattr(chosen, name) for name, one in own(kind).items()}
     for item in dataclasses.fields(chosen):
-        value = getattr(chosen, item.name)
         if "room" in item.metadata:
+            value = getattr(chosen, item.name)
             found |= value if "given" in item.metadata else values(value)
-        elif "option" in item.metadata:
-            found[item.metadata["option"].name or item.name] = value
     return found
 
 
@@ -165,10 +178,10 @@ def check_values(chosen: Any) -> None:
     Raises:
         UsageError: one may not.
     """
-    for item in dataclasses.fields(chosen):
-        value = getattr(chosen, item.name)
-        if "option" in item.metadata and value is not None:
-            check(item.name, item.metadata["option"], value)
+    kind: type = type(chosen)
+    for name, one in own(kind).items():
+        if getattr(chosen, name) is not None:
+            check(name, one, getattr(chosen, name))
 
 
 def check_needs(chosen: Any, given: Collection[str]) -> None:

@@ -25,6 +25,7 @@ from mpitrain.checkpoint.options import Dealt, Options, Position
 from mpitrain.checkpoint.resumption import Resumption, differences, position_among, resumption, tell
 from mpitrain.checkpoint.store import Quality, Store
 from mpitrain.checkpoint.writer import BackgroundWriter
+from mpitrain.config import own
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import marks
 from mpitrain.strategies.exchange import exchange_of
@@ -84,9 +85,11 @@ class Checkpoint(keras.callbacks.Callback):
         dealt: Dealt | None = None,
         run: Mapping[str, Any] | None = None,
     ) -> None:
+        arguments = locals()
         super().__init__()
         self._world = world or current_world()
-        self._options = Options(Path(directory), every, keep, best, resume, grace_seconds, run or {})
+        chosen = {name: arguments[name] for name in own(Options)}
+        self._options = Options(Path(directory), run=run or {}, **chosen)
         self._store = Store(self._options.directory, keep)
         self._callbacks, self._dealt = list(callbacks), dealt
         self._writer = BackgroundWriter(tell)

@@ -13,7 +13,6 @@ from mpitrain.config import MOST, check_values, option
 EVERY = r"epoch|([1-9]\d*) ?(steps?|s|min|h)"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 AUTO, NEVER = "auto", "never"
-CHECKPOINTS = (("checkpoint_dir", ()),)
 
 
 @dataclass(frozen=True)
@@ -28,50 +27,27 @@ class Options:
     directory: Path = Path("checkpoints")
     every: str = option(
         "epoch",
-        str,
         "write a checkpoint so often: epoch, or as in 500steps, 10min",
         name="checkpoint_every",
         pattern=(EVERY, "epoch, or as in 500steps or 10min"),
         metavar="WHEN",
-        needs=CHECKPOINTS,
-        incidental=True,
     )
-    keep: int = option(
-        3,
-        int,
-        "newest checkpoints to keep, beside the best",
-        name="checkpoint_keep",
-        least=1,
-        below=MOST,
-        needs=CHECKPOINTS,
-        incidental=True,
-    )
+    keep: int = option(3, "newest checkpoints to keep, beside the best", name="checkpoint_keep", least=1, below=MOST)
     best: str | None = option(
         None,
-        str,
         "metric of the best checkpoint; else val_loss, or loss without validation",
         name="checkpoint_best",
         metavar="NAME",
-        needs=CHECKPOINTS,
-        incidental=True,
     )
     resume: str = option(
-        AUTO,
-        str,
-        "auto: from the newest whole checkpoint there is; never; or the path of one",
-        metavar="WHICH",
-        needs=CHECKPOINTS,
-        incidental=True,
+        AUTO, "auto: from the newest whole checkpoint there is; never; or the path of one", metavar="WHICH"
     )
     grace_seconds: float = option(
         30.0,
-        float,
         "seconds from SIGTERM, SIGUSR1 or Ctrl-C to the end, with a checkpoint",
         name="grace",
         positive=True,
         below=86400,
-        needs=CHECKPOINTS,
-        incidental=True,
     )
     run: Mapping[str, Any] = field(default_factory=dict)
 

@@ -11,7 +11,6 @@ from mpitrain.errors import UsageError
 
 STALL_EXIT_CODE = 75
 ABORT, SHRINK = ON_FAILURE = ("abort", "shrink")
-RANKS = ("init", "train", "script", "serve", "bench")
 
 
 @dataclass(frozen=True)
@@ -19,67 +18,46 @@ class FaultOptions:
     """How faults are dealt with."""
 
     stall_warning: float = option(
-        30.0,
-        float,
-        "tell who has not come when a rank has waited so long; 0 never",
-        least=0,
-        metavar="SECONDS",
-        variable=True,
-        commands=RANKS,
-        incidental=True,
+        30.0, "tell who has not come when a rank has waited so long; 0 never", least=0, metavar="SECONDS", variable=True
     )
     stall_abort: float = option(
-        300.0,
-        float,
-        f"then end the job, with exit code {STALL_EXIT_CODE}; 0 never",
-        least=0,
-        metavar="SECONDS",
-        variable=True,
-        commands=RANKS,
-        incidental=True,
+        300.0, f"then end the job, with exit code {STALL_EXIT_CODE}; 0 never", least=0, metavar="SECONDS", variable=True
     )
     non_finite: str = option(
         "warn",
-        str,
         "at a loss or mean gradient that is not finite",
         choices=("stop", "warn", "ignore"),
         variable=True,
         commands=("init", "train", "script"),
-        incidental=True,
     )
     on_failure: str = option(
         ABORT,
-        str,
         "when a rank dies: end the job, or shrink: go on without it",
         choices=ON_FAILURE,
         variable=True,
         commands=("init", "train"),
-        incidental=True,
     )
     min_np: int = option(
         1,
-        int,
         "with how many ranks to go on at least",
         least=1,
         below=MOST,
         variable=True,
         commands=("init", "train"),
         needs=(("on_failure", (SHRINK,)),),
-        incidental=True,
     )
     same_data: str = option(
-        "warn", str, "when ranks read the same batches", choices=("warn", "ignore"), variable=True, commands=()
+        "warn", "when ranks read the same batches", choices=("warn", "ignore"), variable=True, commands=()
     )
     compare_ranks: str = option(
         "stop",
-        str,
         "when ranks run other code, packages or arguments",
         choices=("stop", "warn", "ignore"),
         variable=True,
         commands=(),
     )
     failure_report: str | None = option(
-        None, str, "file that each fault is added to, as a line of JSON", metavar="FILE", variable=True, commands=()
+        None, "file that each fault is added to, as a line of JSON", metavar="FILE", variable=True, commands=()
     )
 
     @classmethod

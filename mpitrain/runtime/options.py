@@ -16,26 +16,17 @@ MOST_THREADS = 10**4
 class MachineOptions:
     """What this rank computes on."""
 
-    device: str = option("auto", str, "what each rank computes on", choices=("auto", "cpu", "gpu"), incidental=True)
+    device: str = option("auto", "what each rank computes on", choices=("auto", "cpu", "gpu"))
     gpu_memory: str | None = option(
-        None,
-        str,
-        "of a GPU, for each rank: growth, a fraction, or MiB",
-        metavar="SIZE",
-        needs=GPUS,
-        incidental=True,
+        None, "of a GPU, for each rank: growth, a fraction, or MiB", metavar="SIZE", needs=GPUS
     )
-    share_gpus: bool = option(False, bool, "let several ranks use one GPU", needs=GPUS, incidental=True)
+    share_gpus: bool = option(False, "let several ranks use one GPU", needs=GPUS)
     visible_devices: str | None = option(
-        None, str, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST", needs=GPUS, incidental=True
+        None, "GPUs of each host that ranks may use, as in 0,2", metavar="LIST", needs=GPUS
     )
-    intra_threads: int | None = option(
-        None, int, "threads within an operation, per rank", least=1, below=MOST_THREADS, incidental=True
-    )
-    inter_threads: int | None = option(
-        None, int, "operations at the same time, per rank", least=1, below=MOST_THREADS, incidental=True
-    )
-    verbose: bool = option(False, bool, "keep the messages of TensorFlow", incidental=True)
+    intra_threads: int | None = option(None, "threads within an operation, per rank", least=1, below=MOST_THREADS)
+    inter_threads: int | None = option(None, "operations at the same time, per rank", least=1, below=MOST_THREADS)
+    verbose: bool = option(False, "keep the messages of TensorFlow")
 
     def arguments(self) -> dict[str, Any]:
         """Local: as `mpitrain.init` takes them."""

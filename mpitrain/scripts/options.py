@@ -20,18 +20,17 @@ DIVISION = ("batch_size_is", "divide_loops", "dry_run", "loss_is", "output", "sy
 class ScriptOptions:
     """How a script is run on all ranks."""
 
-    batch_size_is: str = option("rank", str, "of whom the script's batch size is", choices=("rank", "global"))
+    batch_size_is: str = option("rank", "of whom the script's batch size is", choices=("rank", "global"))
     loss_is: Literal["mean", "sum", "whole"] | None = option(
         None,
-        str,
         "a loss of the script's own: mean or sum over rows, or of a whole batch (default mean, whole under "
         "--batch-size-is global)",
         choices=("mean", "sum", "whole"),
     )
-    output: str = option("mpitrain-output", str, "directory for rank-N.log", metavar="DIR")
-    dry_run: bool = option(False, bool, "stop at the first training, print what would change")
-    divide_loops: bool = option(False, bool, "divide the tf.data batches of the script's own loops, too")
-    as_horovod: bool = option(False, bool, "a script that imports horovod: it finds mpitrain.horovod instead")
+    output: str = option("mpitrain-output", "directory for rank-N.log", metavar="DIR")
+    dry_run: bool = option(False, "stop at the first training, print what would change")
+    divide_loops: bool = option(False, "divide the tf.data batches of the script's own loops, too")
+    as_horovod: bool = option(False, "a script that imports horovod: it finds mpitrain.horovod instead")
     exchange: StrategyOptions = room(StrategyOptions)
     machine: MachineOptions = room(MachineOptions)
     faults: Mapping[str, Any] = given_of(FaultOptions)

@@ -13,19 +13,13 @@ class StrategyOptions:
     """How the ranks of a job come to the same parameters."""
 
     strategy: str = option(
-        "all-reduce",
-        str,
-        "all ranks average gradients, or parameter servers take them",
-        choices=("all-reduce", "ps"),
+        "all-reduce", "all ranks average gradients, or parameter servers take them", choices=("all-reduce", "ps")
     )
-    server_options: ServerOptions = room(ServerOptions)
+    server_options: ServerOptions = room(ServerOptions, needs=(("strategy", ("ps",)),))
     sync_batch_norm: bool = option(
-        False,
-        bool,
-        "batch normalization uses the moments of all ranks' samples",
-        needs=(("strategy", ("all-reduce",)),),
+        False, "batch normalization uses the moments of all ranks' samples", needs=(("strategy", ("all-reduce",)),)
     )
-    show_plan: bool = option(False, bool, "print where each rank is, and what it has", incidental=True)
+    show_plan: bool = option(False, "print where each rank is, and what it has", incidental=True)
 
     @property
     def servers(self) -> ServerOptions | None:

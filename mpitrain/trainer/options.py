@@ -14,77 +14,51 @@ from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.options import MachineOptions
 from mpitrain.strategies.options import StrategyOptions
 
-OPTIMIZERS = (
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamw",
-    "ftrl",
-    "lion",
-    "nadam",
-    "rmsprop",
-    "sgd",
-)
+OPTIMIZERS = ("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "nadam", "rmsprop", "sgd")
 # For the default data, model and optimizer: as good with 1 rank as with 8, in about a minute.
 DEFAULT_JOB: dict[str, Any] = {"epochs": 14, "batch_size": 8, "learning_rate": 0.005, "lr_decay": "cosine"}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The options of `mpitrain train`; `tests/unit/test_config.py` holds their meaning."""
+    """The options of `mpitrain train`: its own, and those of the rooms that it uses."""
 
     data: str = option(
-        "digits",
-        str,
-        "digits, a .npz, .csv or .tsv file, a folder of class folders, TFRecord files, or module:function",
+        "digits", "digits, a .npz, .csv or .tsv file, a folder of class folders, TFRecord files, or module:function"
     )
-    model: str = option("cnn", str, "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
-    epochs: int = option(10, int, "passes over the training data", least=1, below=MOST)
-    batch_size: int = option(32, int, "samples a step, per rank", least=1, below=MOST)
-    optimizer: str = option("adam", str, "name of a Keras optimizer", choices=OPTIMIZERS)
-    learning_rate: float | None = option(
-        None,
-        float,
-        "before scaling; else the optimizer's own",
-        positive=True,
-    )
+    model: str = option("cnn", "cnn, mlp, a name from keras.applications, a .keras file, or module:function")
+    epochs: int = option(10, "passes over the training data", least=1, below=MOST)
+    batch_size: int = option(32, "samples a step, per rank", least=1, below=MOST)
+    optimizer: str = option("adam", "name of a Keras optimizer", choices=OPTIMIZERS)
+    learning_rate: float | None = option(None, "before scaling; else the optimizer's own", positive=True)
     lr_scaling: str = option(
-        "none", str, "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
+        "none", "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
     )
-    lr_decay: str = option(
-        "none", str, "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine")
-    )
+    lr_decay: str = option("none", "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine"))
     exchange: StrategyOptions = room(StrategyOptions)
-    precision: str = option(
-        "float32", str, "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16")
-    )
-    seed: int = option(0, int, "of weights, shuffling and held-out samples", least=0, below=2**32)
-    validation_split: float = option(0.1, float, "fraction of the training samples held out", least=0, below=1)
-    output: str = option("mpitrain-output", str, "directory for model and summary", metavar="DIR", incidental=True)
+    precision: str = option("float32", "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16"))
+    seed: int = option(0, "of weights, shuffling and held-out samples", least=0, below=2**32)
+    validation_split: float = option(0.1, "fraction of the training samples held out", least=0, below=1)
+    output: str = option("mpitrain-output", "directory for model and summary", metavar="DIR", incidental=True)
     checkpoint_dir: str | None = option(
-        None, str, "save the run there while it goes on, and go on from there", metavar="DIR", incidental=True
+        None, "save the run there while it goes on, and go on from there", metavar="DIR", incidental=True
     )
-    checkpoints: Options = room(Options)
+    checkpoints: Options = room(Options, needs=(("checkpoint_dir", ()),), incidental=True)
     task: str = option(
-        "auto",
-        str,
-        "what the labels are; auto: whole numbers are classes",
-        choices=("auto", "classification", "regression"),
+        "auto", "what the labels are; auto: whole numbers are classes", choices=("auto", "classification", "regression")
     )
     classes: int | None = option(
-        None, int, "how many there are; else seen from the labels", least=2, below=MOST, metavar="N"
+        None, "how many there are; else seen from the labels", least=2, below=MOST, metavar="N"
     )
-    feature_spec: str | None = option(None, str, "TFRecord features, as JSON; else seen from the first record")
+    feature_spec: str | None = option(None, "TFRecord features, as JSON; else seen from the first record")
     image_size: str | None = option(
-        None, str, "bring images to this size", pattern=(r"[1-9]\d{0,4}x[1-9]\d{0,4}", "as in 224x224"), metavar="HxW"
+        None, "bring images to this size", pattern=(r"[1-9]\d{0,4}x[1-9]\d{0,4}", "as in 224x224"), metavar="HxW"
     )
     verify_replicas: int = option(
-        1, int, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, incidental=True
+        1, "compare the replicas after each N-th epoch; 0 never", least=0, below=MOST, incidental=True
     )
-    machine: MachineOptions = room(MachineOptions)
-    faults: Mapping[str, Any] = given_of(FaultOptions, non_finite="stop")
+    machine: MachineOptions = room(MachineOptions, incidental=True)
+    faults: Mapping[str, Any] = given_of(FaultOptions, {"non_finite": "stop"}, incidental=True)
     given: frozenset[str] = field(default=frozenset(), compare=False)  # of the others, on the command line or in a file
 
     def __post_init__(self) -> None:

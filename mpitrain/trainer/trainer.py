@@ -185,18 +185,8 @@ class Trainer:
 
     def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
         """Collective: what writes checkpoints, and knows where this run begins."""
-        made = Checkpoint(
-            options.directory,
-            options.every,
-            keep=options.keep,
-            best=options.best,
-            resume=options.resume,
-            grace_seconds=options.grace_seconds,
-            callbacks=self._callbacks,
-            world=self.world,
-            dealt=self._dealt(source),
-            run=options.run,
-        )
+        dealt = self._dealt(source)
+        made = Checkpoint(**vars(options), callbacks=self._callbacks, world=self.world, dealt=dealt)
         if made.differences and (made.finished or made.position.epoch >= self._epochs):
             raise AgreedError(
                 f"the run in {options.directory} is over, so nothing would be trained with others than then "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from mpitrain.comm.communicator import Communicator
+from mpitrain.config import options
 from mpitrain.errors import AgreedError, TooLateError
 from mpitrain.faults import comparison
 from mpitrain.faults.exits import Exits
@@ -19,8 +19,6 @@ from mpitrain.world.connection import connect, launcher_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.end import finish_with
 from mpitrain.world.world import World, world_of
-
-GIVEN = ("stall_warning", "stall_abort", "non_finite", "on_failure", "min_np")
 
 _current: list[World] = []  # at most one: a process has one place in one job
 
@@ -63,7 +61,8 @@ def init(
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
     """
-    given: dict[str, Any] = dict(zip(GIVEN, (stall_warning, stall_abort, non_finite, on_failure, min_np), strict=True))
+    arguments = locals()
+    given = {name: arguments[name] for name in options(FaultOptions, "init")}
     named = (gpu_memory, visible_devices, threads)
     asked = device not in ("auto", "all") or share_gpus or any(value is not None for value in named)
     if asked and gpus.devices_fixed():

@@ -6,6 +6,7 @@ An option that is in none of these tables makes a test fail: give it a row.
 from __future__ import annotations
 
 import argparse
+import inspect
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import mpitrain
+from mpitrain.checkpoint.options import Options
 from mpitrain.cli import script
 from mpitrain.cli.parser import Parser
-from mpitrain.config import made, read_file
+from mpitrain.config import made, options, own, read_file
 from mpitrain.data.load import OPTIONS, load
 from mpitrain.errors import DataError, UsageError
 from mpitrain.faults.options import FaultOptions
+from mpitrain.runtime.options import MachineOptions
 from mpitrain.scripts.options import ScriptOptions
+from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.trainer import job
 from mpitrain.trainer.options import TrainConfig, known, merge
 
@@ -156,11 +161,11 @@ def test_data_with_validation_samples(tmp_path: Path) -> None:
     x, y = np.eye(6), np.arange(6) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y, x_val=x, y_val=y)
     alone: Any = SimpleNamespace(rank=0, size=1)
-    options = {"data": str(tmp_path / "a.npz")}
-    source = job.load_data(merge(options), alone)
+    given_data = {"data": str(tmp_path / "a.npz")}
+    source = job.load_data(merge(given_data), alone)
     assert (source.train_count, source.validation_count) == (6, 6)
     with pytest.raises(UsageError, match=r"--validation-split does nothing for .*a\.npz, which has validation samples"):
-        job.load_data(merge({**options, "validation_split": "0.1"}), alone)
+        job.load_data(merge({**given_data, "validation_split": "0.1"}), alone)
 
 
 def points() -> Any:
@@ -171,10 +176,10 @@ def points() -> Any:
 @pytest.mark.parametrize("name", OF_DATA)
 def test_data_options(data: dict[str, str], name: str, kind: str) -> None:
     value, kinds = OF_DATA[name]
-    options: dict[str, Any] = {"num_classes" if name == "classes" else name: value}
+    told: dict[str, Any] = {"num_classes" if name == "classes" else name: value}
 
     def read() -> Any:
-        return load(data[kind], validation_split=0.0, seed=0, rank=0, size=1, **options)
+        return load(data[kind], validation_split=0.0, seed=0, rank=0, size=1, **told)
 
     if kind not in kinds:
         with pytest.raises(DataError, match=rf"^{flag(name)} does nothing for .*: leave it out"):
@@ -185,6 +190,37 @@ def test_data_options(data: dict[str, str], name: str, kind: str) -> None:
         assert source.num_classes == 3
     if name == "image_size":
         assert source.input_shape == (8, 9, 3)
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    """The defaults of the arguments of a function."""
+    return {name: one.default for name, one in inspect.signature(function).parameters.items()}
+
+
+def test_arguments_of_init_are_those_of_the_tables() -> None:
+    given = parameters(mpitrain.init)
+    machine = {name: one.default for name, one in own(MachineOptions).items() if not name.endswith("_threads")}
+    assert given == machine | {"threads": None} | dict.fromkeys(options(FaultOptions, "init"))
+
+
+@pytest.mark.parametrize(
+    ("public", "table", "others"),
+    [
+        (mpitrain.ParameterServer, ServerOptions, {"world"}),
+        (mpitrain.callbacks.Checkpoint, Options, {"directory", "run", "callbacks", "world", "dealt"}),
+    ],
+)
+def test_arguments_of_classes_are_those_of_their_tables(public: Any, table: type, others: set[str]) -> None:
+    given = parameters(public)
+    assert given.keys() == own(table).keys() | others
+    defaults = {name: None if one.default is None else one.kind(given[name]) for name, one in own(table).items()}
+    assert defaults == {name: one.default for name, one in own(table).items()}
+
+
+def test_arguments_of_parameter_servers_reach_them() -> None:
+    words = {str: "x", int: 7}
+    given: dict[str, Any] = {name: words[one.kind] for name, one in own(ServerOptions).items()}
+    assert mpitrain.ParameterServer(**given).options == ServerOptions(**given)
 
 
 def script_parser() -> argparse.ArgumentParser:

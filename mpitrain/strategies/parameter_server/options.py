@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from mpitrain.config import check_needs, check_values, option
 from mpitrain.errors import UsageError
 
-SERVERS = (("strategy", ("ps",)),)
-SYNCHRONOUS, ASYNCHRONOUS = (*SERVERS, ("mode", ("sync",))), (*SERVERS, ("mode", ("async",)))
+SYNCHRONOUS, ASYNCHRONOUS = (("mode", ("sync",)),), (("mode", ("async",)),)
 
 
 @dataclass(frozen=True)
@@ -22,57 +21,41 @@ class ServerOptions:
 
     servers: str = option(
         "1",
-        str,
         "so many of the first ranks are parameter servers; colocated: rank 0, which works too",
         name="ps",
         pattern=(r"colocated|[1-9]\d*", "as a number of servers, or colocated"),
         metavar="N",
-        needs=SERVERS,
     )
     mode: str = option(
-        "sync",
-        str,
-        "servers wait for all workers, or apply each gradient when it comes",
-        choices=("sync", "async"),
-        needs=SERVERS,
+        "sync", "servers wait for all workers, or apply each gradient when it comes", choices=("sync", "async")
     )
     sharding: str = option(
         "bytes",
-        str,
         "variables go to servers balanced by bytes, or in turn",
         name="ps_sharding",
         choices=("bytes", "round-robin"),
-        needs=SERVERS,
     )
     max_shard_bytes: int = option(
         16 << 20,
-        int,
         "larger variables are split between servers, along their first axis",
         name="ps_max_shard_bytes",
         least=1,
-        needs=SERVERS,
     )
     backup_workers: int = option(  # Chen et al. 2016
-        0, int, "sync: so many gradients of each step are not waited for", least=0, needs=SYNCHRONOUS
+        0, "sync: so many gradients of each step are not waited for", least=0, needs=SYNCHRONOUS
     )
     max_staleness: int | None = option(  # Ho et al. 2013
-        None, int, "async: by how many steps a worker may be ahead of the slowest", least=0, needs=ASYNCHRONOUS
+        None, "async: by how many steps a worker may be ahead of the slowest", least=0, needs=ASYNCHRONOUS
     )
     stale: str = option(  # Zhang et al. 2015
-        "keep", str, "async: gradients of older parameters", choices=("keep", "drop", "scale"), needs=ASYNCHRONOUS
+        "keep", "async: gradients of older parameters", choices=("keep", "drop", "scale"), needs=ASYNCHRONOUS
     )
-    warmup_steps: int = option(0, int, "async: steps that the first worker trains alone", least=0, needs=ASYNCHRONOUS)
+    warmup_steps: int = option(0, "async: steps that the first worker trains alone", least=0, needs=ASYNCHRONOUS)
     compression: str = option(
-        "none",
-        str,
-        "how gradients and parameters travel",
-        name="ps_compression",
-        choices=("none", "float16"),
-        needs=SERVERS,
+        "none", "how gradients and parameters travel", name="ps_compression", choices=("none", "float16")
     )
     rows: str = option(
         "changed",
-        str,
         "of a variable whose gradients are rows, what comes back after an update: all that were changed since the last "
         "time, or those that this worker has pushed, which then asks for others",
         choices=("changed", "pushed"),

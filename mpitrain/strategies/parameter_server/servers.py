@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from mpitrain.config import own
 from mpitrain.strategies.hooks import hook_of, own_rows
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
@@ -96,18 +97,9 @@ class ParameterServer:
         rows: str = "changed",
         world: World | None = None,
     ) -> None:
-        self.options = ServerOptions(
-            str(servers),
-            mode,
-            sharding,
-            max_shard_bytes,
-            backup_workers,
-            max_staleness,
-            stale,
-            warmup_steps,
-            compression,
-            rows,
-        )
+        arguments = locals()
+        chosen = {name: arguments[name] for name in own(ServerOptions)}
+        self.options = ServerOptions(**{**chosen, "servers": str(servers)})
         self._world = world
 
     def start(self) -> World:
