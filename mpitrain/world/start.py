@@ -63,8 +63,7 @@ def init(
     """
     arguments = locals()
     given = {name: arguments[name] for name in options(FaultOptions, "init")}
-    named = (gpu_memory, visible_devices, threads)
-    asked = device not in ("auto", "all") or share_gpus or any(value is not None for value in named)
+    asked = device not in ("auto", "all") or share_gpus or (gpu_memory, visible_devices, threads) != (None, None, None)
     if asked and gpus.devices_fixed():
         raise TooLateError(
             "mpitrain.init(device=..., gpu_memory=..., threads=..., ...) came after TensorFlow had looked at "
