@@ -19,10 +19,10 @@ import numpy as np
 from mpitrain.checkpoint import state
 from mpitrain.checkpoint.counters import counters_of, learning_rate_of, scale_learning_rate, set_counters
 from mpitrain.checkpoint.files import Array, Snapshot
-from mpitrain.checkpoint.leaving import Leaving, where_from
 from mpitrain.checkpoint.model_file import save_keras
 from mpitrain.checkpoint.options import Dealt, Options, Position
-from mpitrain.checkpoint.resumption import Resumption, differences, position_among, resumption, tell
+from mpitrain.checkpoint.resume import Resumption, differences, position_among, resumption, tell
+from mpitrain.checkpoint.stop import StopRequest, where_from
 from mpitrain.checkpoint.store import Quality, Store
 from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.config import own
@@ -93,7 +93,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._store = Store(self._options.directory, keep)
         self._callbacks, self._dealt = list(callbacks), dealt
         self._writer = BackgroundWriter(tell)
-        self._leaving = Leaving(self._world, grace_seconds, self._tell_wishes)
+        self._leaving = StopRequest(self._world, grace_seconds, self._tell_wishes)
         self._resumed = resumption(self._options, self._store, self._world.communicator)
         self.position, self.finished = Position(), False
         if self._resumed is not None:

@@ -13,7 +13,7 @@ from keras.src.backend.common import global_state
 from keras.src.saving.saving_lib import get_attr_skipset
 
 from mpitrain.checkpoint.files import Array
-from mpitrain.checkpoint.resumption import tell
+from mpitrain.checkpoint.resume import tell
 
 
 def save_keras(model: Any, values: Sequence[tuple[Any, Array]], path: Path) -> None:

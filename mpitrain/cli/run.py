@@ -22,9 +22,8 @@ from mpitrain.cli.main import parsed
 from mpitrain.cli.parser import Parser
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
-from mpitrain.launch import allocation, dialect, restarts
+from mpitrain.launch import allocation, dialect, restart_policy
 from mpitrain.launch.agent import NO_CONNECTION, Agent
-from mpitrain.launch.attempts import run_attempts, tell
 from mpitrain.launch.commands import Command
 from mpitrain.launch.daemonless.starter import is_here
 from mpitrain.launch.dialect import Mpi
@@ -32,11 +31,12 @@ from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.preflight import unreached
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
-from mpitrain.launch.restarts import ABORT, RESTART, RESTARTS, Again, Restarts
+from mpitrain.launch.restart import run_with_restarts, tell
+from mpitrain.launch.restart_policy import ABORT, RESTART, RESTARTS, NextAttempt, Restarts
+from mpitrain.launch.shrink import SHRINK, SURVIVED, allow_shrink
+from mpitrain.launch.shrink import promise as survival_promise
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
-from mpitrain.launch.surviving import SHRINK, SURVIVED, surviving
-from mpitrain.launch.surviving import promise as survival_promise
 from mpitrain.runtime import launcher, string_hashes
 from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.marks import RESUME_VARIABLE, RUN_VARIABLE
@@ -127,9 +127,9 @@ def run(arguments: argparse.Namespace) -> int:
     if started_by is not None and (started_by.size or 1) > 1:
         raise AgreedError(f"mpitrain run starts ranks, and was itself started by {started_by.name}: run it without")
     job = _job(arguments)
-    policy = restarts.policy(arguments.on_failure, arguments.restarts, arguments.min_np, job.request.ranks)
+    policy = restart_policy.policy(arguments.on_failure, arguments.restarts, arguments.min_np, job.request.ranks)
     if arguments.on_failure == SHRINK:
-        job = surviving(job, policy.min_ranks, arguments.survive)
+        job = allow_shrink(job, policy.min_ranks, arguments.survive)
     elif arguments.survive is not None:
         raise UsageError("--survive is for jobs that go on without what was lost: add --on-failure shrink")
     ssh = from_environment(os.environ, arguments.ssh_port, arguments.ssh_identity_file, arguments.ssh_connect_timeout)
@@ -143,16 +143,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.on_failure == SHRINK:
         tell(survival_promise(job, policy.min_ranks))
     if policy.restarts:
-        tell(restarts.promise(policy, job.request, origin(job, arguments.rest)))
+        tell(restart_policy.promise(policy, job.request, origin(job, arguments.rest)))
 
-    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+    def attempt(again: NextAttempt, number: int, pending: list[int]) -> Outcome:
         return _attempt(arguments, job, ssh, again, number, pending)
 
-    return run_attempts(attempt, job.request, Restarts(policy), arguments.start_timeout)
+    return run_with_restarts(attempt, job.request, Restarts(policy), arguments.start_timeout)
 
 
 def _attempt(
-    arguments: argparse.Namespace, job: Job, ssh: Ssh, again: Again, number: int, pending: list[int]
+    arguments: argparse.Namespace, job: Job, ssh: Ssh, again: NextAttempt, number: int, pending: list[int]
 ) -> Outcome:
     """Local: start the job once, and wait for its end.
 
@@ -195,7 +195,7 @@ def _attempt(
             arguments.start_timeout,
             arguments.kill_after,
             output,
-            job.survives_hosts,
+            job.shrinks_by_hosts,
         )
         return Supervisor(plan, agent, pending).run()
 

@@ -127,7 +127,7 @@ class Watchdog:
         self.post("say", {"is": "missed"})
         time.sleep(ENDED_SECONDS)
 
-    def gone_on_without(self, ranks: Sequence[int]) -> None:
+    def note_shrink(self, ranks: Sequence[int]) -> None:
         """Local: these ranks were lost, and the others have gone on."""
         self.post("lost", ranks)
 

@@ -313,7 +313,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             except (HorovodInternalError, CollectiveError, tf.errors.OpError) as error:
-                if shrink.is_survived(world(), error):
+                if shrink.is_shrinkable(world(), error):
                     _go_on_without()
                     state.restore()
                     state.on_reset()

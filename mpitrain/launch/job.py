@@ -73,11 +73,11 @@ class Job:
 
     def uses_ssh(self, environ: Mapping[str, str]) -> bool:
         """Whether mpirun reaches other hosts by ssh, given the variables here."""
-        itself = bool(self.request.hosts) and self.srun is None and not self.survives_hosts
+        itself = bool(self.request.hosts) and self.srun is None and not self.shrinks_by_hosts
         return itself and reached_by_ssh(self.mpi, self.allocation, environ)
 
     @property
-    def survives_hosts(self) -> bool:
+    def shrinks_by_hosts(self) -> bool:
         """Whether ranks can go on when a host is lost."""
         return self.daemonless and len(self.request.hosts) > 1
 
@@ -89,7 +89,7 @@ class Job:
             agent: the program that stands for ssh, if it is used.
             ssh: ssh itself with its options, quoted for a shell.
         """
-        if self.survives_hosts:
+        if self.shrinks_by_hosts:
             return build(daemonless_request(self.request, ssh), self.mpi, self.mpirun)
         if self.srun is None:
             return build(self.request, self.mpi, self.mpirun, agent)

@@ -59,7 +59,7 @@ class Plan:
     start_timeout_seconds: float
     grace_seconds: float
     output: Path | None = None
-    survives_hosts: bool = False
+    shrinks_by_hosts: bool = False
 
 
 @dataclass
@@ -258,7 +258,7 @@ class Supervisor:
         new = {host: code for host, code in told if code and self._outcome.ssh_codes.get(host) != code}
         self._outcome.ssh_codes |= new
         gone = {host for host, code in new.items() if code == NO_CONNECTION}
-        if not (self._plan.survives_hosts and self._outcome.met):
+        if not (self._plan.shrinks_by_hosts and self._outcome.met):
             return gone
         self._outcome.lost |= gone
         for host in sorted(gone):

@@ -26,19 +26,11 @@ from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.parameter_server.servers import ServerCounts, server_counts
-from mpitrain.trainer.damaged import naming_damaged
+from mpitrain.trainer.damage import locate_damaged_sample
 from mpitrain.trainer.objective import check_best, check_compiled, check_fits, objective
 from mpitrain.trainer.reporting import Report
-from mpitrain.trainer.survival import (
-    COUNTING,
-    EVALUATION,
-    SAVING,
-    TIMES,
-    TRAINING,
-    Loss,
-    PlacedCallbacks,
-    Survival,
-)
+from mpitrain.trainer.run_callbacks import RunCallbacks
+from mpitrain.trainer.shrink import COUNTING, EVALUATION, SAVING, TIMES, TRAINING, LostRanks, ShrinkableRun
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.world.consensus import run_on_all, run_on_root
 from mpitrain.world.start import current_world
@@ -87,7 +79,7 @@ class Summary:
     times: Times
     model_path: Path | None
     servers: ServerCounts | None = None
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostRanks, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -153,27 +145,27 @@ class Trainer:
                 evaluate than ranks, or the files cannot be written.
         """
         world = self.world
-        survival = Survival(world, self.model, source, self._batch_size, self._callbacks)
-        run_on_all(world.communicator, world.hosts, lambda: self._compile(source, survival))
+        run = ShrinkableRun(world, self.model, source, self._batch_size, self._callbacks)
+        run_on_all(world.communicator, world.hosts, lambda: self._compile(source, run))
         parallel = DataParallel(self._verify_replicas, world=world, sync_batch_norm=self._sync_batch_norm)
         checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
         begin = Position() if checkpoint is None else checkpoint.position
-        history, times = self._train(survival, parallel, checkpoint, begin)
-        results, evaluated_on = survival.stage(EVALUATION, lambda: self._evaluate(survival.source, parallel, history))
+        history, times = self._train(run, parallel, checkpoint, begin)
+        results, evaluated_on = run.stage(EVALUATION, lambda: self._evaluate(run.source, parallel, history))
         epochs = len(next(iter(history.values()), [])) - begin.epoch
         samples = source.train_count * epochs - begin.samples
-        counts = survival.stage(COUNTING, lambda: server_counts(self.model, world))
+        counts = run.stage(COUNTING, lambda: server_counts(self.model, world))
         summary = Summary(history, evaluated_on, results, samples, times, None, counts)
         if output is not None:
-            summary = survival.stage(SAVING, lambda: self._save(summary, survival, Path(output))) or summary
-        return dataclasses.replace(summary, losses=tuple(survival.losses))
+            summary = run.stage(SAVING, lambda: self._save(summary, run, Path(output))) or summary
+        return dataclasses.replace(summary, losses=tuple(run.losses))
 
-    def _compile(self, source: DataSource, survival: Survival) -> None:
+    def _compile(self, source: DataSource, run: ShrinkableRun) -> None:
         enough_to_evaluate(source, self.world.size)
         check_fits(self.model, source)
         if self._optimizer is None:
             check_compiled(self.model, source)
-            survival.check()
+            run.check()
             return
         chosen = objective(self.model, source) if self._loss is None or self._metrics is None else None
         loss = chosen.loss if chosen is not None and self._loss is None else self._loss
@@ -181,7 +173,7 @@ class Trainer:
         self.model.compile(optimizer=self._optimizer, loss=loss, metrics=metrics)
         if self._checkpoints is not None and self._loss is None:
             check_best(self._checkpoints.best, metrics or (), source)
-        survival.check()
+        run.check()
 
     def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
         """Collective: what writes checkpoints, and knows where this run begins."""
@@ -200,24 +192,26 @@ class Trainer:
         return Dealt(source.train_count, self._batch_size * self.world.size, source.epochs.seed)
 
     def _train(
-        self, survival: Survival, parallel: DataParallel, checkpoint: Checkpoint | None, begin: Position
+        self, run: ShrinkableRun, parallel: DataParallel, checkpoint: Checkpoint | None, begin: Position
     ) -> tuple[dict[str, list[float]], Times]:
-        world, source = self.world, survival.source
+        world, source = self.world, run.source
         exchange = exchange_of(world)
         display = self._display(source) if world.is_root else None
         report = Report(exchange, display, self._batch_size, _cardinality(source.train), source.train_count)
-        callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=survival.count)]
+        callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=run.count)]
         callbacks += [] if checkpoint is None else [checkpoint]
         steps = -(-_cardinality(source.train) // self._batch_size)
-        every = PlacedCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
-        every.keeps_metrics = survival.is_asked_for
-        survival.every, survival.on_loss = every, self._after_loss(survival, parallel, checkpoint, report)
+        every = RunCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
+        every.keeps_metrics = run.is_asked_for
+        run.every, run.on_loss = every, self._after_loss(run, parallel, checkpoint, report)
         exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
-            survival.begin(begin)
-            with naming_damaged(source, lambda: every.position(self._batch_size * world.size, source.train_count)):
-                history = survival.stage(TRAINING, lambda: self._fit(survival, every, parallel, checkpoint))
+            run.begin(begin)
+            with locate_damaged_sample(
+                source, lambda: every.position(self._batch_size * world.size, source.train_count)
+            ):
+                history = run.stage(TRAINING, lambda: self._fit(run, every, parallel, checkpoint))
         finally:
             report.close()
             if checkpoint is not None:
@@ -227,15 +221,15 @@ class Trainer:
             exchange.statistics.exchange - exchanging,
             world.agreement.waiting_seconds - waiting,
         )
-        return history, survival.stage(TIMES, lambda: _mean_times(own, world))
+        return history, run.stage(TIMES, lambda: _mean_times(own, world))
 
     def _fit(
-        self, survival: Survival, every: PlacedCallbacks, parallel: DataParallel, checkpoint: Checkpoint | None
+        self, run: ShrinkableRun, every: RunCallbacks, parallel: DataParallel, checkpoint: Checkpoint | None
     ) -> dict[str, list[float]]:
         """Collective: train from where the run is to the last epoch; the numbers of all epochs."""
-        source, position, epochs = survival.source, every.begun, self._epochs
+        source, position, epochs = run.source, every.begun, self._epochs
         is_over = checkpoint is not None and checkpoint.finished
-        if is_over or (survival.losses and self.model.stop_training and not position.samples):
+        if is_over or (run.losses and self.model.stop_training and not position.samples):
             epochs = position.epoch
         arguments = {
             "validation_data": self._batches(source.validation),
@@ -246,7 +240,7 @@ class Trainer:
         first = position.epoch
         if position.samples and source.rest is not None:
             first += 1
-            rest = self._batches(survival.rest(position))
+            rest = self._batches(run.rest(position))
             if source.train_count - position.samples < self.world.size:
                 parallel.begin_without_data(rest)
             with every.rest_of_epoch(position.step), warnings.catch_warnings():
@@ -260,19 +254,19 @@ class Trainer:
         return {name: [float(value) for value in values] for name, values in found.items()}
 
     def _after_loss(
-        self, survival: Survival, parallel: DataParallel, checkpoint: Checkpoint | None, report: Report
+        self, run: ShrinkableRun, parallel: DataParallel, checkpoint: Checkpoint | None, report: Report
     ) -> Callable[[Position, bool], None]:
         """Local: what all that takes part in the training is told when ranks were lost."""
         leads = self.world.is_root
 
         def go_on(position: Position, training: bool) -> None:
             nonlocal leads
-            source, leads_now = survival.source, self.world.is_root and not leads
+            source, leads_now = run.source, self.world.is_root and not leads
             leads |= leads_now
             parallel.go_on(training)
             report.go_on(_cardinality(source.train), self._display(source) if leads_now else None)
             if checkpoint is not None:
-                history = {} if survival.every is None else survival.every.noted[0]
+                history = {} if run.every is None else run.every.noted[0]
                 checkpoint.go_on(position, self._dealt(source), history, leads_now)
 
         return go_on
@@ -302,15 +296,15 @@ class Trainer:
         last = {name: values[-1] for name, values in history.items() if name != "learning_rate"}
         return {name.removeprefix(prefix): last[name] for name in last if name.startswith(prefix)}, part
 
-    def _save(self, summary: Summary, survival: Survival, directory: Path) -> Summary:
+    def _save(self, summary: Summary, run: ShrinkableRun, directory: Path) -> Summary:
         """Collective: rank 0 saves; all ranks know whether it could."""
         path = directory / MODEL_NAME
-        summary = dataclasses.replace(summary, losses=tuple(survival.losses))
+        summary = dataclasses.replace(summary, losses=tuple(run.losses))
         numbers = dataclasses.asdict(summary) | {"model_path": str(path), "ranks": self.world.size}
-        numbers |= survival.source.as_info()
+        numbers |= run.source.as_info()
 
         def save() -> None:
-            if survival.losses:  # rank 0 may be another one, on another host
+            if run.losses:  # rank 0 may be another one, on another host
                 prepare_directory(directory)
             save_model(self.model, directory)
             save_summary(numbers, directory)

@@ -23,7 +23,7 @@ AT_END, SERVING = 1 << 30, -1  # as `where`: at the end of the program; hosting 
 
 
 @dataclass(frozen=True)
-class Left:
+class ShrinkOutcome:
     """Who is left, and where they are.
 
     Attributes:
@@ -58,7 +58,7 @@ def check(world: World) -> None:
     raise AgreedError(f"--on-failure shrink: {library} as it was started here ends with the first lost rank; {remedy}")
 
 
-def is_survived(world: World, error: Exception) -> bool:
+def is_shrinkable(world: World, error: Exception) -> bool:
     """Local: whether an error, of MPI or of a graph that has used it, tells of a rank that the job goes on without."""
     told = (error, world.activity.error)
     return world.faults.on_failure == SHRINK and any(isinstance(one, RankLostError) for one in told)
@@ -83,7 +83,7 @@ def bind(world: World, part: World | None, vital: Sequence[int]) -> None:
         world.communicator.tied, part.communicator.tied = (part.communicator,), (world.communicator,)
 
 
-def shrink(world: World, where: int = 0) -> Left:
+def shrink(world: World, where: int = 0) -> ShrinkOutcome:
     """Collective among the ranks that are left: the job goes on with them.
 
     Ranks are counted anew, from 0, in the order they had. If more are lost meanwhile, they are left behind too.
@@ -118,9 +118,9 @@ def shrink(world: World, where: int = 0) -> Left:
         one.all_reduce.renew(layout, choices.count(choices[0]) == len(choices) if any(choices) else False)
     lost = tuple(number for number in before if number not in job.numbers)
     if job.watchdog is not None:
-        job.watchdog.gone_on_without(lost)
+        job.watchdog.note_shrink(lost)
     _check_left(job, before, lost)
-    return Left(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
+    return ShrinkOutcome(lost, tuple(before[number] for number in lost), tuple(where for where, _, _ in told), since)
 
 
 def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None:

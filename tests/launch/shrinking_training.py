@@ -35,7 +35,7 @@ from mpitrain.checkpoint.options import Options
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.sharding import EpochOrder
 from mpitrain.data.source import DataSource, Share, assemble
-from mpitrain.trainer.survival import Loss
+from mpitrain.trainer.shrink import LostRanks
 
 SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
 directory, strategy, *kills = sys.argv[1:]
@@ -104,7 +104,7 @@ def model() -> Any:
     return keras.Model(inputs, keras.layers.Concatenate()([narrow, wide]))
 
 
-def expected(losses: tuple[Loss, ...]) -> Any:
+def expected(losses: tuple[LostRanks, ...]) -> Any:
     """The weights, computed from the order of samples and the numbers of ranks alone."""
     left = {loss.update: loss.left for loss in losses}
     order, weights = EpochOrder(np.arange(SAMPLES), SEED), np.zeros(SAMPLES)

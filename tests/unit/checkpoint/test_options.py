@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.checkpoint import resumption as checkpoint_resumption
+from mpitrain.checkpoint import resume as checkpoint_resumption
 from mpitrain.checkpoint.files import ARRAYS, Snapshot
-from mpitrain.checkpoint.leaving import exit_code, where_from
 from mpitrain.checkpoint.options import Dealt, Options, Position
-from mpitrain.checkpoint.resumption import Resumption, position_among, resumption
+from mpitrain.checkpoint.resume import Resumption, position_among, resumption
+from mpitrain.checkpoint.stop import exit_code, where_from
 from mpitrain.checkpoint.store import Store
 from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError

@@ -15,7 +15,7 @@ from mpitrain.checkpoint.options import Position
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import DataError
-from mpitrain.trainer.damaged import naming_damaged
+from mpitrain.trainer.damage import locate_damaged_sample
 
 
 def read(spec: Path, rank: int = 0, size: int = 1, **options: Any) -> DataSource:
@@ -235,9 +235,9 @@ def test_a_picture_that_is_damaged_later_is_found(folders: Path) -> None:
     assert next(filter(None, found)) == sentence
     good, bad = sources[found.index(None)], sources[1 - found.index(None)]
     list(good.train.concatenate(good.validation).as_numpy_iterator())
-    with pytest.raises(DataError, match=re.escape(sentence)), naming_damaged(bad, Position):
+    with pytest.raises(DataError, match=re.escape(sentence)), locate_damaged_sample(bad, Position):
         list(bad.train.concatenate(bad.validation).as_numpy_iterator())
-    with pytest.raises(tf.errors.InvalidArgumentError), naming_damaged(good, Position):  # for another reason
+    with pytest.raises(tf.errors.InvalidArgumentError), locate_damaged_sample(good, Position):  # for another reason
         tf.reshape(tf.zeros(3), [2])
 
 

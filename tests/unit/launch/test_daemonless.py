@@ -23,7 +23,7 @@ from mpitrain.launch.dialect import OPEN_MPI, Mpi
 from mpitrain.launch.job import Job
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
-from mpitrain.launch.surviving import HOSTS, RANKS, promise, surviving
+from mpitrain.launch.shrink import HOSTS, RANKS, allow_shrink, promise
 from mpitrain.runtime.hostfile import Host, parse
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -60,7 +60,7 @@ def test_where_ranks_are(ranks: int, hosts: str, map_by: str, nodes: list[int]) 
 
 
 def test_the_command_starts_ranks_here_and_no_daemons() -> None:
-    command = surviving(JOB, 2).command({}, "/agent", SSH)
+    command = allow_shrink(JOB, 2).command({}, "/agent", SSH)
     words = command.argv
     assert words[: words.index("-x")][:5] == ("/bin/mpirun", "-np", "3", "--host", "localhost:3")
     assert " ".join(words).count("--with-ft ulfm --mca ompi_async_mpi_finalize 1 --mca x 1") == 1
@@ -95,8 +95,8 @@ def test_when_hosts_are_survived(
 ) -> None:
     request = dataclasses.replace(REQUEST, **changes)  # type: ignore[arg-type]
     batch = None if allocation is None else Allocation(allocation, REQUEST.hosts)
-    job = surviving(dataclasses.replace(JOB, request=request, allocation=batch), 1, survived)
-    assert job.survives_hosts == daemonless
+    job = allow_shrink(dataclasses.replace(JOB, request=request, allocation=batch), 1, survived)
+    assert job.shrinks_by_hosts == daemonless
     assert ("mpitrain.launch.daemonless.starter" in job.command({}, None).argv) == daemonless
     assert re.search(told, promise(job, 1)), promise(job, 1)
 
@@ -107,13 +107,13 @@ def test_when_hosts_are_survived(
 def test_when_hosts_cannot_be_survived(changes: dict[str, object], words: str) -> None:
     request = dataclasses.replace(REQUEST, **changes)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"--survive hosts: .*{words}"):
-        surviving(dataclasses.replace(JOB, request=request), 1, HOSTS)
+        allow_shrink(dataclasses.replace(JOB, request=request), 1, HOSTS)
 
 
 def test_once_one_host_is_left_it_is_an_ordinary_job() -> None:
-    job = surviving(JOB, 1)
+    job = allow_shrink(JOB, 1)
     left = dataclasses.replace(job, request=dataclasses.replace(job.request, hosts=(Host("b", 2),), ranks=2))
-    assert not left.survives_hosts
+    assert not left.shrinks_by_hosts
     assert left.command({}, "/agent").argv[3:5] == ("--host", "b:2")
 
 

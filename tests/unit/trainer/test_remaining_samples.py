@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data.sharding import EpochOrder, Indices
-from mpitrain.trainer.undone import Undone
+from mpitrain.trainer.remaining_samples import RemainingSamples
 
 EPOCHS = 4
 
@@ -21,7 +21,7 @@ def test_each_sample_is_seen_once_in_every_epoch_whoever_is_lost(
     random = np.random.default_rng(seed)
     order = EpochOrder(np.arange(samples), seed)
     numbers, done = list(range(1, workers + 1)), Counter[int]({1: 7})  # 7 of an earlier training
-    undone = Undone(order.of_epoch, batch_size, 0, order.of_epoch(0), numbers, done)
+    remaining = RemainingSamples(order.of_epoch, batch_size, 0, order.of_epoch(0), numbers, done)
     deaths = sorted(random.choice(EPOCHS, random.integers(0, workers), replace=True).tolist())
     seen: list[list[int]] = [[] for _ in range(EPOCHS)]
 
@@ -37,8 +37,8 @@ def test_each_sample_is_seen_once_in_every_epoch_whoever_is_lost(
             for worker, number in enumerate(numbers):
                 take(epoch, left[worker :: len(numbers)], number, int(random.integers(0, 10)))
             numbers.pop(random.integers(0, len(numbers)))
-            left = undone.after(epoch, done)
-            undone.deal(epoch, left, numbers, done)
+            left = remaining.after(epoch, done)
+            remaining.deal(epoch, left, numbers, done)
         for worker, number in enumerate(numbers):
             take(epoch, left[worker :: len(numbers)], number, samples)
     assert [sorted(epoch) for epoch in seen] == [list(range(samples))] * EPOCHS
@@ -46,6 +46,6 @@ def test_each_sample_is_seen_once_in_every_epoch_whoever_is_lost(
 
 def test_what_nobody_has_begun_is_left_in_its_order() -> None:
     order = EpochOrder(np.arange(20), 3)
-    undone = Undone(order.of_epoch, 4, 0, order.of_epoch(0), [1, 2], {})
-    assert undone.after(1, {1: 3, 2: 3}).tolist() == order.of_epoch(1).tolist()
-    assert len(undone.after(1, {1: 5, 2: 3})) == 12
+    remaining = RemainingSamples(order.of_epoch, 4, 0, order.of_epoch(0), [1, 2], {})
+    assert remaining.after(1, {1: 3, 2: 3}).tolist() == order.of_epoch(1).tolist()
+    assert len(remaining.after(1, {1: 5, 2: 3})) == 12

@@ -12,7 +12,7 @@ import numpy as np
 from mpitrain.data.sharding import Indices
 
 
-class Undone:
+class RemainingSamples:
     """Follows how samples are dealt out to the workers, and dealt out again when some are lost.
 
     Args:
@@ -37,7 +37,7 @@ class Undone:
         self.deal(epoch, left, numbers, done)
 
     def deal(self, epoch: int, left: Indices, numbers: Sequence[int], done: Mapping[int, int]) -> None:
-        """Local: from now on so; see `Undone`. Later epochs are dealt out to the same workers, as a whole."""
+        """Local: from now on so; see `RemainingSamples`. Later epochs are dealt out to the same workers, as a whole."""
         self._epoch, self._left, self._numbers, self._done = epoch, left, tuple(numbers), dict(done)
 
     def after(self, epoch: int, done: Mapping[int, int]) -> Indices:

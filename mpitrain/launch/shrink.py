@@ -18,7 +18,7 @@ FAULT_TOLERANCE = ("--with-ft", "ulfm", "--mca", "ompi_async_mpi_finalize", "1")
 BY_SSH = ("PBS", "hostfile")
 
 
-def surviving(job: Job, min_ranks: int, survived: str | None = None) -> Job:
+def allow_shrink(job: Job, min_ranks: int, survived: str | None = None) -> Job:
     """The same job, started so.
 
     Args:
@@ -57,7 +57,7 @@ def promise(job: Job, min_ranks: int) -> str:
     """What a job survives, told before it starts."""
     lost = "ranks that are killed are gone on without"
     limits = ""
-    if job.survives_hosts:
+    if job.shrinks_by_hosts:
         lost = "ranks that are killed, and hosts that are lost, are gone on without"
         limits = ". Not the loss of this host, where mpirun runs"
     elif len(job.request.hosts) > 1:

@@ -10,7 +10,7 @@ from mpitrain.errors import UsageError
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
 from mpitrain.launch.job import Job, Srun
 from mpitrain.launch.request import Request
-from mpitrain.launch.surviving import RANKS, promise, surviving
+from mpitrain.launch.shrink import RANKS, allow_shrink, promise
 from mpitrain.runtime.hostfile import parse
 
 REQUEST = Request(("program",), 4, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))
@@ -21,7 +21,7 @@ def job(kind: str, version: tuple[int, ...], srun: Srun | None = None) -> Job:
 
 
 def test_the_command_of_a_job_that_survives() -> None:
-    command = surviving(job(OPEN_MPI, (5, 0, 11)), 2, RANKS).command({}, "ssh")
+    command = allow_shrink(job(OPEN_MPI, (5, 0, 11)), 2, RANKS).command({}, "ssh")
     words = " ".join(command.argv)
     assert "--with-ft ulfm --mca ompi_async_mpi_finalize 1 --mca x 1 program" in words
     assert "-x MPITRAIN_MIN_NP -x MPITRAIN_ON_FAILURE" in words
@@ -40,7 +40,7 @@ def test_the_command_of_a_job_that_survives() -> None:
 )
 def test_what_cannot_survive_is_refused(asked: Job, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        surviving(asked, 1)
+        allow_shrink(asked, 1)
 
 
 def test_what_is_survived_is_told() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from mpitrain.errors import UsageError
 from mpitrain.faults.summary import FaultSummary
-from mpitrain.launch.attempts import run_attempts
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
-from mpitrain.launch.restarts import Again, Failure, Policy, Restarts, policy, promise, without
+from mpitrain.launch.restart import run_with_restarts
+from mpitrain.launch.restart_policy import Failure, NextAttempt, Policy, Restarts, policy, promise, without
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.runtime.hostfile import parse
 from mpitrain.runtime.marks import Mark
@@ -220,11 +220,11 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [failed(KILLED, ("saved", 500)), outcome(137, ("finished", 0))]
     seen = []
 
-    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+    def attempt(again: NextAttempt, number: int, pending: list[int]) -> Outcome:
         seen.append((again.request.ranks, number, again.resumes))
         return outcomes[number]
 
-    assert run_attempts(attempt, REQUEST, Restarts(Policy(1)), 30) == 0
+    assert run_with_restarts(attempt, REQUEST, Restarts(Policy(1)), 30) == 0
     assert seen == [(4, 0, False), (4, 1, True)]
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("mpitrain: the job failed after step 510 (rank 1 on b: was killed by SIGKILL); restart 1")
@@ -232,7 +232,7 @@ def test_attempts_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_signal_ends_the_waiting() -> None:
-    def attempt(again: Again, number: int, pending: list[int]) -> Outcome:
+    def attempt(again: NextAttempt, number: int, pending: list[int]) -> Outcome:
         assert number < 6
         return failed(replace(KILLED, step=number))
 
@@ -242,7 +242,7 @@ def test_a_signal_ends_the_waiting() -> None:
     timer = threading.Timer(1.5, interrupt)
     timer.start()
     began = time.monotonic()
-    assert run_attempts(attempt, REQUEST, Restarts(Policy(6)), 30) == 128 + signal.SIGTERM
+    assert run_with_restarts(attempt, REQUEST, Restarts(Policy(6)), 30) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 3.5
     assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 
 from mpitrain.launch.request import Request
-from mpitrain.launch.restarts import Again, Restarts
+from mpitrain.launch.restart_policy import NextAttempt, Restarts
 from mpitrain.launch.supervisor import ENDING_SIGNALS, TICK_SECONDS, Outcome, Signals
 from mpitrain.launch.verdict import judge
 
-Attempt = Callable[[Again, int, list[int]], Outcome]
+Attempt = Callable[[NextAttempt, int, list[int]], Outcome]
 
 
-def run_attempts(attempt: Attempt, request: Request, restarts: Restarts, start_timeout_seconds: float) -> int:
+def run_with_restarts(attempt: Attempt, request: Request, restarts: Restarts, start_timeout_seconds: float) -> int:
     """Local: the exit code of the last attempt. For the main thread of a process that does nothing else.
 
     Args:
@@ -25,7 +25,7 @@ def run_attempts(attempt: Attempt, request: Request, restarts: Restarts, start_t
         restarts: decides what comes next.
         start_timeout_seconds: in which ranks had to meet.
     """
-    again = Again(request, 0.0, resumes=False)
+    again = NextAttempt(request, 0.0, resumes=False)
     pending: list[int] = []
     with Signals(pending) as wakeup:
         number = 0

@@ -13,7 +13,7 @@ from mpitrain.errors import DataError
 
 
 @contextmanager
-def naming_damaged(source: DataSource, position: Callable[[], Position]) -> Iterator[None]:
+def locate_damaged_sample(source: DataSource, position: Callable[[], Position]) -> Iterator[None]:
     """Local: when TensorFlow fails within, look whether it is for a sample of this rank.
 
     TensorFlow tells that a picture cannot be decoded, but not which. So samples are read again, beginning where the

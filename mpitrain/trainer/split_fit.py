@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 
-class ContinuedCallbacks(keras.callbacks.CallbackList):
+class SplitFitCallbacks(keras.callbacks.CallbackList):
     """Callbacks that see one run, though `fit` is called twice.
 
     Args:

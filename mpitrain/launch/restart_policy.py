@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from mpitrain.errors import UsageError
 from mpitrain.launch.request import Request
+from mpitrain.launch.shrink import SHRINK
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
-from mpitrain.launch.surviving import SHRINK
 from mpitrain.launch.verdict import lost_hosts
 from mpitrain.runtime.hostfile import same_hosts
 
@@ -127,7 +127,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Again:
+class NextAttempt:
     """The next attempt.
 
     Attributes:
@@ -156,7 +156,7 @@ class Restarts:
     saved: int | None = None
     _in_vain: int = 0  # attempts in a row that have written no checkpoint
 
-    def after(self, outcome: Outcome, code: int, request: Request) -> tuple[Again | None, str]:
+    def after(self, outcome: Outcome, code: int, request: Request) -> tuple[NextAttempt | None, str]:
         """The next attempt, if there is one, and a sentence about it; none where there is nothing to say.
 
         Args:
@@ -179,7 +179,7 @@ class Restarts:
         if refusal:
             return None, f"the job failed {failure}, and is not started again: {refusal}{self._newest()}"
         delay = min(LONGEST_DELAY_SECONDS, 2.0 ** max(0, self._in_vain - 1))
-        return Again(smaller, delay, self.saved is not None), (
+        return NextAttempt(smaller, delay, self.saved is not None), (
             f"the job failed {failure}; restart {len(self.failures)} of {self.policy.restarts} in {delay:g} s, "
             f"with {_ranks(smaller.ranks)}{_places(request, smaller)}, {self._origin()}"
         )

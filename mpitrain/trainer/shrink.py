@@ -6,7 +6,7 @@ state of a rank that is furthest becomes that of all; samples whose update was m
 the rest of the epoch, among those that are left. What was traced stays as it is: it asks the World who takes part.
 
 Workers of parameter servers stand wherever their own steps have led them. What they have in common is on the servers:
-all take over the parameters from there, and what was trained is what the servers have counted (see `undone`).
+all take over the parameters from there, and what was trained is what the servers counted (see `remaining_samples`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from mpitrain.checkpoint.counters import counters_of, set_counters
 from mpitrain.checkpoint.options import Position
-from mpitrain.checkpoint.state import Array, items_of, metrics_of
+from mpitrain.checkpoint.state import items_of
 from mpitrain.data.sharding import Indices
 from mpitrain.data.source import DataSource
 from mpitrain.errors import RankLostError, UsageError
-from mpitrain.faults.activity import Activity
 from mpitrain.faults.options import SHRINK
 from mpitrain.runtime import streams
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.parameter_server.connection import is_served
 from mpitrain.strategies.replicas import adopt
-from mpitrain.trainer.continued import ContinuedCallbacks
-from mpitrain.trainer.undone import Undone
+from mpitrain.trainer.remaining_samples import RemainingSamples
+from mpitrain.trainer.run_callbacks import RunCallbacks
 from mpitrain.world import shrink
 from mpitrain.world.world import World
 
@@ -44,7 +42,7 @@ TRAINING, TIMES, EVALUATION, COUNTING, SAVING = range(5)
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostRanks:
     """Ranks that were lost while the others went on.
 
     Attributes:
@@ -71,94 +69,7 @@ class Loss:
         )
 
 
-class PlacedCallbacks(ContinuedCallbacks):
-    """Callbacks of one run that know how far it has come.
-
-    Args:
-        callbacks: as for `fit`.
-        model: that is trained.
-        epochs: of the whole run.
-        steps: of an epoch.
-        activity: counts the updates, also those that this rank makes without data.
-        begin: where the run begins.
-
-    Attributes:
-        begun: where the epoch under way was begun.
-        ended: epochs that are over, with all that callbacks do then.
-        after_step: called once, after the next step.
-    """
-
-    def __init__(
-        self, callbacks: list[Any], model: Any, epochs: int, steps: int, activity: Activity, begin: Position
-    ) -> None:
-        super().__init__(callbacks, model, epochs, steps)
-        self.begun, self.ended = begin, begin.epoch
-        self.after_step: Callable[[], None] | None = None
-        self.keeps_metrics = False
-        self._activity, self._before = activity, activity.updates
-        self._variables: list[Any] = []
-        self._metrics: list[Array] = []
-        self._logs: dict[str, float] = {}
-
-    def position(self, per_step: int, samples: int) -> Position:
-        """Local: how far the run has come here.
-
-        Args:
-            per_step: samples that all ranks together take in a step.
-            samples: of an epoch.
-        """
-        begun, updates = self.begun, self._activity.updates - self._before
-        done = min(begun.samples + updates * per_step, samples)
-        return Position(begun.epoch, begun.step + updates, done, begun.steps + updates)
-
-    def go_on(self, position: Position, samples: int, history: dict[str, list[float]], epochs: list[int]) -> None:
-        """Local: the run goes on from there.
-
-        Args:
-            position: of the rank that is furthest.
-            samples: of an epoch.
-            history: what Keras has noted there.
-            epochs: of which.
-        """
-        if position.epoch != self.begun.epoch:
-            self._metrics = []
-        self.begun, self.ended, self._before = position, position.epoch, self._activity.updates
-        self._logs = dict.fromkeys(("loss",), 0.0) if position.samples == samples else {}
-        self._history.history, self._history.epoch = history, epochs
-        self.model.history = self._history
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Local: of an epoch that goes on, the metrics, too. Collective where nothing is left of it but its end."""
-        self._before = self._activity.updates
-        for variable, value in zip(self._variables, self._metrics, strict=False):
-            variable.assign(value)
-        super().on_epoch_begin(epoch, logs)
-        if self._logs:
-            self._logs = {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.keeps_metrics:
-            self._variables = self._variables or metrics_of(self.model)  # all of them, after a step
-            self._metrics = [np.array(variable.numpy()) for variable in self._variables]
-        super().on_train_batch_end(batch, logs)
-        if self.after_step is not None:
-            self.after_step()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if logs is not None:
-            logs.update({name: value for name, value in self._logs.items() if name not in logs})
-        super().on_epoch_end(epoch, logs)
-        self.begun = Position(epoch + 1, 0, 0, self.begun.steps + self._activity.updates - self._before)
-        self._before, self.ended = self._activity.updates, epoch + 1
-        self._metrics, self._logs = [], {}
-
-    @property
-    def noted(self) -> tuple[dict[str, list[float]], list[int]]:
-        """What Keras has noted: numbers, and of which epochs."""
-        return dict(self._history.history), list(getattr(self._history, "epoch", []))
-
-
-class Survival:
+class ShrinkableRun:
     """The stages of one run. One that fails because a rank was lost is done again by those that are left.
 
     Args:
@@ -178,14 +89,14 @@ class Survival:
     def __init__(
         self, world: World, model: Any, source: DataSource, batch_size: int, counting: Sequence[Any] = ()
     ) -> None:
-        self.source, self.losses = source, list[Loss]()
-        self.every: PlacedCallbacks | None = None
+        self.source, self.losses = source, list[LostRanks]()
+        self.every: RunCallbacks | None = None
         self.on_loss: Callable[[Position, bool], None] = lambda position, training: None
         self._world, self._model, self._batch_size, self._counting = world, model, batch_size, list(counting)
         self._results: dict[int, Any] = {}
         self._untold: dict[int, float] = {}  # places in `losses`, and when they were noticed
         self._begin = world.activity.updates
-        self._undone: Undone | None = None
+        self._remaining: RemainingSamples | None = None
         self._left: Indices | None = None  # of the epoch under way, where that is no end of its order
 
     def begin(self, position: Position) -> None:
@@ -195,7 +106,7 @@ class Survival:
             done = world.communicator.broadcast_obj(exchange_of(world).done() if world.is_root else None)
             left = order(position.epoch, position.samples)
             whole = functools.partial(_whole, order)
-            self._undone = Undone(whole, self._batch_size, position.epoch, left, world.numbers, done)
+            self._remaining = RemainingSamples(whole, self._batch_size, position.epoch, left, world.numbers, done)
 
     def rest(self, position: Position) -> Any:
         """Local: this rank's share of what is left of the epoch under way; None where that is not known."""
@@ -256,15 +167,15 @@ class Survival:
                 trace = error.with_traceback(None)  # whose frames hold the data that are no longer read
             else:
                 break
-            self._survive(number, per_step, trace)
+            self._shrink(number, per_step, trace)
             per_step = self.per_step
         found: Result = self._results[number]
         return found
 
     def _is_loss(self, error: Exception) -> bool:
-        return self.source.deal is not None and shrink.is_survived(self._world, error)
+        return self.source.deal is not None and shrink.is_shrinkable(self._world, error)
 
-    def _survive(self, stage: int, per_step: int, error: Exception) -> None:
+    def _shrink(self, stage: int, per_step: int, error: Exception) -> None:
         """Collective: go on with those that are left, whoever dies meanwhile."""
         ranks, hosts, since = list[int](), list[str](), time.monotonic()
         position: Position | None = None
@@ -283,9 +194,9 @@ class Survival:
             text = "a rank was lost before all others had made an update, so the job is to be started again"
             raise RankLostError(text) from error
         updates = self._world.activity.updates
-        self._note(Loss(tuple(ranks), tuple(hosts), self._world.size, position.epoch, updates, 0.0), since)
+        self._note(LostRanks(tuple(ranks), tuple(hosts), self._world.size, position.epoch, updates, 0.0), since)
 
-    def _note(self, loss: Loss, since: float) -> None:
+    def _note(self, loss: LostRanks, since: float) -> None:
         """Local: tell of the loss, and of any other of the same step, once the next step is done."""
         self._untold[len(self.losses)] = since
         self.losses.append(loss)
@@ -315,7 +226,7 @@ class Survival:
         places = communicator.all_gather_obj((stage, every.ended if every else 0, activity.updates))
         furthest = max(places)
         # Of a worker that has made no update the servers may know nothing; all-reduce makes each on all ranks.
-        made = min(updates for _, _, updates in places) if self._undone is not None else furthest[2]
+        made = min(updates for _, _, updates in places) if self._remaining is not None else furthest[2]
         if every is None or made == self._begin:
             return None
         exchange = exchange_of(world)
@@ -346,10 +257,10 @@ class Survival:
 
     def _deal_again(self, position: Position, done: dict[int, int], training: bool) -> Position:
         """Local: what nobody has trained with is dealt out to the workers that are left; where that is."""
-        if self._undone is None or not training:
+        if self._remaining is None or not training:
             return position
-        left = self._undone.after(position.epoch, done)
-        self._undone.deal(position.epoch, left, self._world.numbers, done)
+        left = self._remaining.after(position.epoch, done)
+        self._remaining.deal(position.epoch, left, self._world.numbers, done)
         self._left = left
         return dataclasses.replace(position, samples=self.source.train_count - len(left))
 

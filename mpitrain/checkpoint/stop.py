@@ -31,7 +31,7 @@ def exit_code(number: int, saved: bool) -> int:
     return STOPPED if saved else 128 + number
 
 
-class Leaving:
+class StopRequest:
     """Listens to signals while a model is trained.
 
     Args:
