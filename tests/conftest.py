@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 from mpitrain.runtime import imports
 
@@ -19,3 +22,15 @@ else:
     settings.load_profile("repeatable")
 
 imports.install()  # before test modules import Keras; in a job `mpitrain.init` does it
+
+
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    """Losses and metrics follow floatx, layers the policy, which stays what it was when it was first asked for."""
+    import keras
+
+    for dtype in ("float64", "float32"):
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        if dtype == "float64":
+            yield

@@ -54,7 +54,6 @@ def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[
     own = np.array(
         [zlib.crc32(np.ascontiguousarray(v.numpy()).reshape(-1).view(np.uint8).data) for v in variables], np.int64
     )
-    world.agreement.call(f"checksums of {describe(variables)}")
     sums = np.zeros((world.size, len(own)), np.int64)
     with world.agreement.turn:
         world.agreement.call(f"checksums of {describe(variables)}")

@@ -213,15 +213,3 @@ def shared_path(request: pytest.FixtureRequest) -> Path:
     if agreement.rank == 0:
         path = tempfile.mkdtemp(dir=agreement.shared)
     return Path(agreement.communicator.bcast(path, root=0))
-
-
-@pytest.fixture
-def double_precision() -> Iterator[None]:
-    """Losses and metrics follow floatx, layers the policy, which stays what it was when it was first asked for."""
-    import keras
-
-    for dtype in ("float64", "float32"):
-        keras.config.set_floatx(dtype)
-        keras.config.set_dtype_policy(dtype)
-        if dtype == "float64":
-            yield

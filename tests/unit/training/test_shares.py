@@ -1,0 +1,123 @@
+"""Losses that divide by something else than rows: ranks with rows of one batch are one process with that batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.shares import OF_SERVERS, Shares, taken_for_a_mean
+from mpitrain.world.world import World
+from tests.unit.job import run
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+ONE_AT_A_TIME = threading.Lock()
+FEATURES, CLASSES = 4, 3
+SIZES = (7, 4)  # rows of the batches of all ranks
+Batch = tuple[Any, ...]
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of any sizes."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.batches[index]
+
+
+def data(weighted: bool = False) -> list[Batch]:
+    random = np.random.default_rng(2)
+    found: list[Batch] = []
+    for rows in SIZES:
+        weights = (random.uniform(0.0, 2.0, rows),) if weighted else ()
+        x, y = random.normal(size=(rows, FEATURES)), random.uniform(0.1, 2.0, (rows, CLASSES))
+        found.append((x, y, *weights))
+    return found
+
+
+def dense(loss: Any, **options: Any) -> Any:
+    layers = [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, activation="softplus")]
+    if options.pop("batch_norm", False):
+        layers.insert(1, keras.layers.BatchNormalization(momentum=0.5))
+    model = options.pop("kind", keras.Sequential)(layers)
+    model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=True, **options)
+    return model
+
+
+class OwnStep(keras.Sequential):
+    """A sum of squares, as a script's own step computes it."""
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(self(x, training=True) - y)) / 10.0
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"squares": loss}
+
+
+def whole_batch(y_true: Any, y_pred: Any) -> Any:
+    """One number, of which only the whole batch makes sense."""
+    return tf.math.reduce_std(y_pred - y_true)
+
+
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
+    "mean": (lambda: dense(keras.losses.MeanSquaredError()), {}, {}),
+    "sum": (lambda: dense(keras.losses.MeanSquaredError(reduction="sum")), {}, {}),
+    "unreduced": (lambda: dense(keras.losses.MeanSquaredError(reduction=None)), {}, {}),
+    "weights": (lambda: dense(keras.losses.Poisson("mean_with_sample_weight")), {"weighted": True}, {}),
+    "rows and weights": (lambda: dense(keras.losses.LogCosh()), {"weighted": True}, {}),
+    "whole": (lambda: dense(whole_batch), {}, {"loss_is": "whole"}),
+    "own sum": (lambda: dense(None, kind=OwnStep), {}, {"loss_is": "sum"}),
+    "moments": (lambda: dense("mse", batch_norm=True), {}, {"sync_batch_norm": True}),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_losses(case: str, ranks: int) -> None:
+    maker, how, options = CASES[case]
+    whole = data(**how)
+
+    def train(batches: list[Batch], callbacks: list[Any]) -> tuple[Any, list[Any]]:
+        with ONE_AT_A_TIME:
+            keras.utils.set_random_seed(4)
+            model = maker()
+        history = model.fit(Batches(batches), shuffle=False, verbose=0, callbacks=callbacks).history
+        return history, [np.array(one.numpy()) for one in model.weights]
+
+    def rank(world: World) -> Any:
+        own = [tuple(part[world.rank :: ranks] for part in batch) for batch in whole]
+        return train(own, [DataParallel(world=world, **options)])
+
+    expected, truth = train(whole, [])
+    for history, weights in run(ranks, rank):
+        for mine, theirs in zip(weights, truth, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+        if case != "own sum":  # what a script's own step reports is its own
+            assert history["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+
+
+def test_what_is_assumed_is_told_once_by_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
+    def rank(world: World) -> None:
+        shares = Shares(keras.Sequential(), world, lambda: True)
+        shares.tell_of_assumption("it")  # nobody has asked
+        shares.loss_is = "whole"
+        for _ in range(2):
+            shares.tell_of_assumption("it")
+            shares.tell(OF_SERVERS)
+
+    run(3, rank)
+    told = capfd.readouterr().err
+    assert told == f"mpitrain: {taken_for_a_mean('it')}\nmpitrain: {OF_SERVERS}\n"
