@@ -25,7 +25,7 @@ class FaultOptions:
     )
     non_finite: str = option(
         "warn",
-        "at a loss or mean gradient that is not finite",
+        "what to do at a loss or mean gradient that is not finite",
         choices=("stop", "warn", "ignore"),
         variable=True,
         commands=("init", "train", "script"),
@@ -47,11 +47,11 @@ class FaultOptions:
         needs=(("on_failure", (SHRINK,)),),
     )
     same_data: str = option(
-        "warn", "when ranks read the same batches", choices=("warn", "ignore"), variable=True, commands=()
+        "warn", "what to do when ranks read the same batches", choices=("warn", "ignore"), variable=True, commands=()
     )
     compare_ranks: str = option(
         "stop",
-        "when ranks run other code, packages or arguments",
+        "what to do when ranks run other code, packages or arguments",
         choices=("stop", "warn", "ignore"),
         variable=True,
         commands=(),

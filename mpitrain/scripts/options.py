@@ -20,7 +20,7 @@ DIVISION = ("batch_size_is", "divide_loops", "dry_run", "loss_is", "output", "sy
 class ScriptOptions:
     """How a script is run on all ranks."""
 
-    batch_size_is: str = option("rank", "of whom the script's batch size is", choices=("rank", "global"))
+    batch_size_is: str = option("rank", "whose batch size the script names", choices=("rank", "global"))
     loss_is: Literal["mean", "sum", "whole"] | None = option(
         None,
         "a loss of the script's own: mean or sum over rows, or of a whole batch (default mean, whole under "

@@ -30,14 +30,14 @@ class TrainConfig:
     epochs: int = option(10, "passes over the training data", least=1, below=MOST)
     batch_size: int = option(32, "samples a step, per rank", least=1, below=MOST)
     optimizer: str = option("adam", "name of a Keras optimizer", choices=OPTIMIZERS)
-    learning_rate: float | None = option(None, "before scaling; else the optimizer's own", positive=True)
+    learning_rate: float | None = option(None, "learning rate before scaling; else the optimizer's own", positive=True)
     lr_scaling: str = option(
         "none", "multiply the learning rate by the ranks, or their root", choices=("none", "linear", "sqrt")
     )
     lr_decay: str = option("none", "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine"))
     exchange: StrategyOptions = room(StrategyOptions)
     precision: str = option("float32", "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16"))
-    seed: int = option(0, "of weights, shuffling and held-out samples", least=0, below=2**32)
+    seed: int = option(0, "seed of weights, shuffling and held-out samples", least=0, below=2**32)
     validation_split: float = option(0.1, "fraction of the training samples held out", least=0, below=1)
     output: str = option("mpitrain-output", "directory for model and summary", metavar="DIR", incidental=True)
     checkpoint_dir: str | None = option(
@@ -48,7 +48,7 @@ class TrainConfig:
         "auto", "what the labels are; auto: whole numbers are classes", choices=("auto", "classification", "regression")
     )
     classes: int | None = option(
-        None, "how many there are; else seen from the labels", least=2, below=MOST, metavar="N"
+        None, "how many classes there are; else seen from the labels", least=2, below=MOST, metavar="N"
     )
     feature_spec: str | None = option(None, "TFRecord features, as JSON; else seen from the first record")
     image_size: str | None = option(
