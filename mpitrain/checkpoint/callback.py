@@ -30,7 +30,7 @@ from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import marks
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
-from mpitrain.training.callbacks import begun_alike
+from mpitrain.training.model_hook import mark_synchronized
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
@@ -350,7 +350,7 @@ class Checkpoint(keras.callbacks.Callback):
         rate = self._learning_rate
         state.restore(self.model, resumed.arrays, resumed.ranks, self._world)
         scale_learning_rate(self.model.optimizer, rate, resumed.info["learning rate"])
-        begun_alike(self.model)
+        mark_synchronized(self.model)
         if resumed.ranks == self._world.size and not self._world.all_reduce.chosen and resumed.info["all_reduce"]:
             self._world.all_reduce.choose(resumed.info["all_reduce"])
         for callback, counters in zip(self._callbacks, resumed.info["counters"], strict=False):

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpitrain.doctor.diagnosis import examine
 from mpitrain.doctor.finding import WORST_FIRST, Finding, worst
-from mpitrain.doctor.job import Job
+from mpitrain.doctor.job import PlannedJob
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if worst(findings) == "red" else 0
 
 
-def _job(arguments: argparse.Namespace) -> Job:
+def _job(arguments: argparse.Namespace) -> PlannedJob:
     """Local: on the hosts given, else those of the batch job, else this one with a slot for each core."""
     batch = allocation.find(os.environ)
     if arguments.hosts is not None:
@@ -72,7 +72,7 @@ def _job(arguments: argparse.Namespace) -> Job:
     asked = batch.ranks if batch and hosts == batch.hosts else None
     given = [host.name for host in batch.hosts] if batch else []
     within = batch if all(same_hosts(host.name, given) for host in hosts) else None
-    return Job(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, within)
+    return PlannedJob(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, within)
 
 
 def _tell(what: str) -> None:

@@ -23,11 +23,10 @@ from mpitrain.cli.parser import Parser
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.launch import allocation, dialect, restart_policy
-from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.commands import Command
 from mpitrain.launch.daemonless.starter import is_here
 from mpitrain.launch.dialect import Mpi
-from mpitrain.launch.job import OURS, Job, check_root, choose_srun, rank_command
+from mpitrain.launch.job import OURS, LaunchJob, check_root, choose_srun, rank_command
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.preflight import unreached
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
@@ -36,6 +35,7 @@ from mpitrain.launch.restart_policy import ABORT, RESTART, RESTARTS, NextAttempt
 from mpitrain.launch.shrink import SHRINK, SURVIVED, allow_shrink
 from mpitrain.launch.shrink import promise as survival_promise
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
+from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.runtime import launcher, string_hashes
 from mpitrain.runtime.hostfile import Host, parse, read
@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _attempt(
-    arguments: argparse.Namespace, job: Job, ssh: Ssh, again: NextAttempt, number: int, pending: list[int]
+    arguments: argparse.Namespace, job: LaunchJob, ssh: Ssh, again: NextAttempt, number: int, pending: list[int]
 ) -> Outcome:
     """Local: start the job once, and wait for its end.
 
@@ -191,7 +191,7 @@ def _attempt(
             sys.stderr.write("".join(f"{words}\n" for words in dict.fromkeys(silent.values()) if words))
             return Outcome(NO_CONNECTION, Listener(secret), dict.fromkeys(silent, NO_CONNECTION))
     with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(Agent(ssh)) if job.uses_ssh(os.environ) else None
+        agent = stack.enter_context(SshProgram(ssh)) if job.uses_ssh(os.environ) else None
         command = job.command(os.environ, str(agent.path) if agent else None, ssh.line)
         if arguments.verbose:
             tell(_shown(command))
@@ -209,7 +209,7 @@ def _attempt(
         return Supervisor(plan, agent, pending).run()
 
 
-def origin(job: Job, words: Sequence[str]) -> str:
+def origin(job: LaunchJob, words: Sequence[str]) -> str:
     """Local: from where a restarted job goes on, in words.
 
     Args:
@@ -241,7 +241,7 @@ def _checkpoint_directory(words: Sequence[str]) -> str | None:
     return known.checkpoint_dir or file.get("checkpoint_dir")
 
 
-def _job(arguments: argparse.Namespace) -> Job:
+def _job(arguments: argparse.Namespace) -> LaunchJob:
     """Local: the job that is asked for."""
     batch = allocation.find(os.environ)
     hosts = _hosts(arguments) or (batch.hosts if batch else ())
@@ -268,7 +268,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         arguments.tag_output,
         tuple(_split(arguments.mpi_args)),
     )
-    return Job(request, mpi, mpirun, batch, srun)
+    return LaunchJob(request, mpi, mpirun, batch, srun)
 
 
 def _check_interfaces(wanted: Sequence[str]) -> None:
@@ -352,7 +352,7 @@ def _shown(command: Command) -> str:
     return shlex.join([*(["env", *changed] if changed else []), *command.argv])
 
 
-def _tell_allowed(job: Job) -> None:
+def _tell_allowed(job: LaunchJob) -> None:
     """What is allowed that is not so by itself."""
     request = job.request
     said = [f"more ranks than slots ({request.ranks}): they share cores"] * request.oversubscribe

@@ -19,7 +19,7 @@ from mpitrain.cli.parser import Parser
 from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
-from mpitrain.cluster.serving import Client, Signals, check_client, serve
+from mpitrain.cluster.shutdown import ClientProcess, Signals, check_client, serve_until_stopped
 from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
@@ -98,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if world.is_root:
         written.append(record)
         print(_told(world, server, arguments), flush=True)
-        client = Client.start(arguments.rest, record, os.environ) if arguments.rest else None
-    return serve(world, record, client, signals)
+        client = ClientProcess.start(arguments.rest, record, os.environ) if arguments.rest else None
+    return serve_until_stopped(world, record, client, signals)
 
 
 def _remove(written: Sequence[Record]) -> None:

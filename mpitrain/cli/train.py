@@ -27,7 +27,7 @@ from mpitrain.world.world import World
 
 if TYPE_CHECKING:
     from mpitrain.data.source import Preprocessing
-    from mpitrain.trainer.job import Job
+    from mpitrain.trainer.job import TrainingJob
     from mpitrain.trainer.trainer import Summary
 
 EPILOG = (
@@ -133,7 +133,7 @@ def _heading(world: World) -> str:
     )
 
 
-def _plan(world: World, config: TrainConfig, job: Job) -> list[str]:
+def _plan(world: World, config: TrainConfig, job: TrainingJob) -> list[str]:
     source, model = job.source, job.model
     rate = float(job.optimizer.learning_rate.numpy())
     classes = "regression" if source.num_classes is None else f"{source.num_classes} classes"
@@ -160,7 +160,7 @@ def _precision(config: TrainConfig) -> str:
     return "as it was saved; what it was compiled with is not used" if saved else config.precision
 
 
-def _optimizer(config: TrainConfig, job: Job) -> str:
+def _optimizer(config: TrainConfig, job: TrainingJob) -> str:
     compiled = f"{type(job.optimizer).__name__} (the model is compiled with its loss, metrics and optimizer)"
     return compiled if job.trainer.keeps_compiled else config.optimizer
 

@@ -18,16 +18,16 @@ from mpitrain.doctor import machine, network, software, ssh_faults, trial
 from mpitrain.doctor.connection import Agent, all_at_once, by_srun, start
 from mpitrain.doctor.facts import Clock, Facts
 from mpitrain.doctor.finding import Finding, merged
-from mpitrain.doctor.job import Job
+from mpitrain.doctor.job import PlannedJob
 from mpitrain.doctor.reach import WAY_SECONDS, Reach
 from mpitrain.doctor.ssh_faults import Unanswered
 from mpitrain.errors import LauncherError
-from mpitrain.launch.agent import Agent as SshProgram
 from mpitrain.launch.dialect import ASK_LIBRARY, Mpi, find_mpirun, launcher_mpi
-from mpitrain.launch.job import Job as StartedJob
+from mpitrain.launch.job import LaunchJob as StartedJob
 from mpitrain.launch.job import Srun, choose_srun
 from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
+from mpitrain.launch.ssh_program import SshProgram as SshProgram
 
 # All is over within a minute, whatever is broken: the trial job has what asking and connecting have left.
 WHOLE_SECONDS = 55.0
@@ -60,7 +60,7 @@ class Visit:
     facts: Facts
 
 
-def examine(job: Job, tell: Callable[[str], None]) -> tuple[Finding, ...]:
+def examine(job: PlannedJob, tell: Callable[[str], None]) -> tuple[Finding, ...]:
     """Local: everything about a job that is not started yet.
 
     Args:
@@ -112,7 +112,7 @@ def is_here(name: str, own_name: str, addresses: Collection[str]) -> bool:
 
 @dataclass
 class _Examination:
-    job: Job
+    job: PlannedJob
     ssh: Ssh
     tell: Callable[[str], None]
     mpirun: str | None

@@ -16,7 +16,7 @@ ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """What is to be started.
 
     Attributes:
@@ -50,7 +50,7 @@ class Job:
         return {host.name: filled.get(host.name, 0) for host in self.hosts}
 
 
-def check(job: Job, mpi: Mpi | None, facts: Mapping[str, Facts], srun: bool = False) -> Iterator[Finding]:
+def check(job: PlannedJob, mpi: Mpi | None, facts: Mapping[str, Facts], srun: bool = False) -> Iterator[Finding]:
     """Root, slots, cores and GPUs.
 
     Args:
@@ -70,7 +70,7 @@ def check(job: Job, mpi: Mpi | None, facts: Mapping[str, Facts], srun: bool = Fa
                 yield _gpus(name, ranks, host.graphics.usable)
 
 
-def _root(job: Job, open_mpi: bool, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def _root(job: PlannedJob, open_mpi: bool, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     names = tuple(name for name, host in facts.items() if host.root)
     lacking = [name for name in ROOT_VARIABLES if not job.environ.get(name)]
     if not names:
@@ -84,7 +84,7 @@ def _root(job: Job, open_mpi: bool, facts: Mapping[str, Facts]) -> Iterator[Find
         yield Finding("user", names, "green", f"ranks run as root: {how}")
 
 
-def _slots(job: Job, open_mpi: bool) -> Iterator[Finding]:
+def _slots(job: PlannedJob, open_mpi: bool) -> Iterator[Finding]:
     names = tuple(host.name for host in job.hosts)
     limits = [host for host in job.hosts if host.max_slots is not None and job.ranks_on[host.name] > host.max_slots]
     if limits:

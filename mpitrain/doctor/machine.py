@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from mpitrain.doctor.facts import Facts, Graphics
 from mpitrain.doctor.finding import Colour, Finding
-from mpitrain.doctor.job import Job
+from mpitrain.doctor.job import PlannedJob
 from mpitrain.doctor.software import TENSORFLOWS, numbers
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -22,7 +22,7 @@ CLOCK_YELLOW_SECONDS, CLOCK_RED_SECONDS = 1.0, 30.0
 LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 
-def check(job: Job, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+def check(job: PlannedJob, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Each host by itself, and the clocks against each other.
 
     Args:

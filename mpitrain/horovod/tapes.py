@@ -22,19 +22,19 @@ class Tape:
     Args:
         tape: a `tf.GradientTape` that has recorded, or is recording.
         options: how the gradients become one.
-        alike: variables become those of rank 0 when they are first seen here.
+        synchronize: variables become those of rank 0 when they are first seen here.
 
     Attributes:
         local: variables that are this rank's own.
     """
 
-    def __init__(self, tape: tf.GradientTape, options: Options, alike: bool) -> None:
+    def __init__(self, tape: tf.GradientTape, options: Options, synchronize: bool) -> None:
         exchange = exchange_for(options)
         self._tape: Any = tape
         self.local = LocalVariables()
         if exchange is not None:
             self.local = exchange.local
-            self._tape = ExchangingTape(tape, exchange=exchange, synchronize_first=alike)
+            self._tape = ExchangingTape(tape, exchange=exchange, synchronize_first=synchronize)
 
     def register_local_source(self, source: Any) -> None:
         """Local: the gradient of this variable stays each rank's own."""
@@ -79,7 +79,7 @@ def DistributedGradientTape(  # noqa: N802 (Horovod's)
     """Local: a tape whose gradients are those of all ranks of a process set, by default their mean."""
     check_groups(num_groups, groups)
     options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
-    return Tape(gradtape, options, alike=process_set.process_set_id == 0)
+    return Tape(gradtape, options, synchronize=process_set.process_set_id == 0)
 
 
 def PartialDistributedGradientTape(  # noqa: N802 (Horovod's)
@@ -102,6 +102,6 @@ def PartialDistributedGradientTape(  # noqa: N802 (Horovod's)
     """
     check_groups(num_groups, groups)
     options = Options(op, compression, sparse_as_dense, gradient_predivide_factor, scale_local_gradients, process_set)
-    tape = Tape(gradtape, options, alike=False)
+    tape = Tape(gradtape, options, synchronize=False)
     tape.local.add_layers(local_layers)
     return tape

@@ -41,7 +41,7 @@ class Srun:
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchJob:
     """What is to be run, and by what.
 
     Attributes:

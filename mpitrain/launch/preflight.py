@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mpitrain.launch.agent import NO_CONNECTION
 from mpitrain.launch.ssh import Ssh
+from mpitrain.launch.ssh_program import NO_CONNECTION
 
 MOST_AT_ONCE = 64
 PATIENCE_SECONDS = 20  # beyond the connection: for a shell to start, and for questions that nobody answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from mpitrain.errors import UsageError
-from mpitrain.launch.job import Job
+from mpitrain.launch.job import LaunchJob
 
 SHRINK = "shrink"
 HOSTS, RANKS = SURVIVED = ("hosts", "ranks")
@@ -18,7 +18,7 @@ FAULT_TOLERANCE = ("--with-ft", "ulfm", "--mca", "ompi_async_mpi_finalize", "1")
 BY_SSH = ("PBS", "hostfile")
 
 
-def allow_shrink(job: Job, min_ranks: int, survived: str | None = None) -> Job:
+def allow_shrink(job: LaunchJob, min_ranks: int, survived: str | None = None) -> LaunchJob:
     """The same job, started so.
 
     Args:
@@ -53,7 +53,7 @@ def allow_shrink(job: Job, min_ranks: int, survived: str | None = None) -> Job:
     return dataclasses.replace(job, request=request, daemonless=apart)
 
 
-def promise(job: Job, min_ranks: int) -> str:
+def promise(job: LaunchJob, min_ranks: int) -> str:
     """What a job survives, told before it starts."""
     lost = "ranks that are killed are gone on without"
     limits = ""
@@ -68,7 +68,7 @@ def promise(job: Job, min_ranks: int) -> str:
     )
 
 
-def _why_not_hosts(job: Job) -> str:
+def _why_not_hosts(job: LaunchJob) -> str:
     """Why the loss of a host cannot be survived; empty if it can."""
     if len(job.request.hosts) < 2:
         return "the job is on one host. Name several with -H or --hostfile"

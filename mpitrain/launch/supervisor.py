@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from mpitrain.errors import LauncherError
-from mpitrain.launch.agent import NO_CONNECTION, Agent
 from mpitrain.launch.first_end import FirstEnd
 from mpitrain.launch.listener import Listener
+from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.runtime import process_tree
 from mpitrain.runtime.hostfile import is_same_host
 from mpitrain.runtime.output_files import directory_of
@@ -118,7 +118,7 @@ class Supervisor:
         pending: signals that have come before it is started.
     """
 
-    def __init__(self, plan: Plan, agent: Agent | None = None, pending: list[int] | None = None) -> None:
+    def __init__(self, plan: Plan, agent: SshProgram | None = None, pending: list[int] | None = None) -> None:
         self._plan, self._agent = plan, agent
         self._outcome = Outcome(0, Listener(plan.secret))
         self._pending = [] if pending is None else pending

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from mpitrain.launch.agent import NO_CONNECTION
 from mpitrain.launch.daemonless.places import nodes_of
 from mpitrain.launch.request import Request
+from mpitrain.launch.ssh_program import NO_CONNECTION
 from mpitrain.launch.supervisor import Outcome
 
 # What Open MPI's launcher says when it misses the daemon of a host.

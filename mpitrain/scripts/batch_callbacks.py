@@ -16,8 +16,8 @@ import numpy as np
 from keras.src.utils import is_default
 
 from mpitrain.strategies.exchange import exchange_of
-from mpitrain.training.callbacks import hook_in
 from mpitrain.training.logs import Leaves, LogsCall, Path, leaves_of, nested
+from mpitrain.training.model_hook import hook_in
 from mpitrain.world.agreement import Agreed
 from mpitrain.world.calls import Call
 from mpitrain.world.world import World
@@ -134,7 +134,7 @@ class _Batches:
         """Collective: where one rank stops, all stop."""
         if self._in_step(kind):
             self._world.agreement.call(_BatchCall(kind, ENDED), idle_ok=True)
-            self._stop_alike(kind)
+            self._agree_on_stop(kind)
 
     def _in_step(self, kind: str) -> bool:
         # A call that holds several updates may hold fewer on a rank that runs out of data.
@@ -148,7 +148,7 @@ class _Batches:
             return int(number[0])
         return batch
 
-    def _stop_alike(self, kind: str) -> None:
+    def _agree_on_stop(self, kind: str) -> None:
         stop = np.array([bool(getattr(self.model, STOP[kind], False))], np.int64)
         self._world.communicator.all_reduce(stop, "max")
         setattr(self.model, STOP[kind], bool(stop[0]))
@@ -160,7 +160,7 @@ class _Batches:
         if call.moment == BEGINS:
             return lambda agreed: self._call(f"on_{kind}_batch_begin", self._number(agreed, 0), {})
         if call.moment == ENDED:
-            return lambda agreed: self._stop_alike(kind)
+            return lambda agreed: self._agree_on_stop(kind)
         if call.logs is None or call.logs != hook_in(self.model).logs.call(call.logs.paths):
             return None
         paths = call.logs.paths

@@ -27,8 +27,10 @@ from mpitrain.scripts.names import Names, paths_of
 from mpitrain.scripts.work_division import WorkDivision
 from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.hooks import hook_of
-from mpitrain.training.callbacks import DataParallel, average_batch_statistics, train_on_rows
+from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.counting import weigh_scalars
+from mpitrain.training.model_hook import train_on_rows
+from mpitrain.training.model_state import average_batch_statistics
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world.world import World
 

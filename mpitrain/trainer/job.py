@@ -24,7 +24,7 @@ from mpitrain.world.world import World
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What one training run works on, and the trainer that does it."""
 
     source: DataSource
@@ -33,7 +33,7 @@ class Job:
     trainer: Trainer
 
 
-def prepare(config: TrainConfig, world: World) -> Job:
+def prepare(config: TrainConfig, world: World) -> TrainingJob:
     """Collective: load this rank's data and build the model.
 
     Raises:
@@ -66,7 +66,7 @@ def prepare(config: TrainConfig, world: World) -> Job:
         sync_batch_norm=config.exchange.sync_batch_norm,
         world=world,
     )
-    return Job(source, model, optimizer, trainer)
+    return TrainingJob(source, model, optimizer, trainer)
 
 
 def _optimizer(config: TrainConfig, model: Any, ranks: int) -> Any:

@@ -63,7 +63,7 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
     _assign(variables, combined)
     numbers = {name: np.asarray(value) for name, value in result().items()}
     _assign(variables, own)
-    return _alike(numbers, any(ATTRIBUTE in vars(metric) for metric in scripts), world) if scripts else numbers
+    return _agree(numbers, any(ATTRIBUTE in vars(metric) for metric in scripts), world) if scripts else numbers
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -84,7 +84,7 @@ def _agreed(variables: Sequence[Any], scripts: Sequence[Any], world: World) -> l
     return [kinds.pop() if len(kinds) == 1 else OWN_RULE for kinds in found]
 
 
-def _alike(numbers: Numbers, updated: bool, world: World) -> Numbers:
+def _agree(numbers: Numbers, updated: bool, world: World) -> Numbers:
     """Collective: where results differ still, their mean over the ranks that have updated the metrics."""
     everyone = world.communicator.all_gather_obj((numbers, updated))
     some = any(updated for _, updated in everyone)

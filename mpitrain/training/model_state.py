@@ -24,7 +24,7 @@ def synchronize_before_trace(model: Any, data: Any, world: World) -> None:
     """
     build(model, data)
     with tf.init_scope():
-        start_alike(model, world)
+        synchronize_start(model, world)
 
 
 def build(model: Any, data: Any) -> None:
@@ -37,7 +37,7 @@ def build(model: Any, data: Any) -> None:
         model._symbolic_build(data_batch=data)
 
 
-def start_alike(model: Any, world: World) -> None:
+def synchronize_start(model: Any, world: World) -> None:
     """Collective: rank 0's variables on all ranks, but random streams of their own."""
     state = [v for v in _state(model) if has_value(v)]
     synchronize(state, world=world)
@@ -88,3 +88,8 @@ def replicated(model: Any) -> list[Any]:
     hook = hook_of(model.optimizer)
     own = [] if hook is not None and hook.served else replicated_state(model.optimizer)
     return [*model.trainable_variables, *own]
+
+
+def average_batch_statistics(model: Any, world: World) -> None:
+    """Collective: moments of batch normalization become the mean over ranks."""
+    average_statistics(statistics(model), world=world)

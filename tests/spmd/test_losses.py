@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
-from mpitrain.training.callbacks import DataParallel, train_on_rows
+from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.model_hook import train_on_rows
 from mpitrain.training.step_collectives import StepCollectives
 from tests.spmd.truth import WORLD, check_history, check_same
 

@@ -21,13 +21,13 @@ from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.errors import UsageError
 from mpitrain.faults import report
-from mpitrain.launch.agent import Agent
 from mpitrain.launch.commands import build_srun
 from mpitrain.launch.daemonless.starter import keeper_words
 from mpitrain.launch.dialect import Mpi
-from mpitrain.launch.job import Job
+from mpitrain.launch.job import LaunchJob
 from mpitrain.launch.request import Request
 from mpitrain.launch.ssh import Ssh
+from mpitrain.launch.ssh_program import SshProgram
 from mpitrain.runtime import cache
 from mpitrain.runtime.hostfile import Host
 from mpitrain.runtime.marks import RUN_VARIABLE
@@ -86,7 +86,7 @@ def test_files_with_data_are_not_for_everyone(tmp_path: Path, open_umask: None) 
     made = [*tmp_path.iterdir(), written, *written.iterdir()]
     assert len(made) == 7, made
     assert {path.name: path.stat().st_mode for path in made if path.stat().st_mode & 0o007} == {}
-    with Agent(Ssh()) as agent:
+    with SshProgram(Ssh()) as agent:
         assert [path.stat().st_mode & 0o077 for path in (agent.path, agent.path.parent)] == [0, 0]
 
 
@@ -132,7 +132,7 @@ def test_no_secret_is_on_a_command_line() -> None:
         for hosts in ((), (Host("a", 1), Host("b", 1))):
             request = Request(("true",), 2, hosts, environment={"KEY": "s3cret", RUN_VARIABLE: "t0ken"})
             for daemonless in (False, True):
-                command = Job(request, mpi, "mpirun", daemonless=daemonless).command({}, "/t/ssh", ssh.line)
+                command = LaunchJob(request, mpi, "mpirun", daemonless=daemonless).command({}, "/t/ssh", ssh.line)
                 assert "s3cret" not in " ".join(command.argv)
                 assert "t0ken" not in " ".join(command.argv)
                 assert command.environment["KEY"] == "s3cret"

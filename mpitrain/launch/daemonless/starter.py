@@ -22,13 +22,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpitrain.launch.agent import NO_CONNECTION
 from mpitrain.launch.daemonless.keeper import BEAT_SECONDS, CHUNK_BYTES, Order
 from mpitrain.launch.daemonless.places import Place, place_of
 from mpitrain.launch.daemonless.request import INTERFACE_VARIABLE
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import matches
 from mpitrain.launch.ssh import check_host, quoted
+from mpitrain.launch.ssh_program import NO_CONNECTION
 from mpitrain.runtime import process_tree
 from mpitrain.runtime.hostfile import parse
 from mpitrain.runtime.launcher import own_rank

@@ -11,7 +11,7 @@ import pytest
 from mpitrain.cli import doctor
 from mpitrain.cli.main import main
 from mpitrain.doctor.finding import Finding
-from mpitrain.doctor.job import Job
+from mpitrain.doctor.job import PlannedJob
 from mpitrain.runtime.hostfile import Host
 
 FINE = Finding("clock", ("a", "b"), "green", "within 1 s of the others")
@@ -20,11 +20,11 @@ WRONG = Finding("ssh", ("b",), "red", "the name does not resolve", "getent hosts
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[PlannedJob]:
     """The jobs that are examined; what is found depends on their number of ranks."""
-    seen: list[Job] = []
+    seen: list[PlannedJob] = []
 
-    def examine(job: Job, tell: Any) -> tuple[Finding, ...]:
+    def examine(job: PlannedJob, tell: Any) -> tuple[Finding, ...]:
         seen.append(job)
         tell("asking")
         return ((FINE, SLOW), (FINE, SLOW, WRONG))[job.ranks == 3]
@@ -35,7 +35,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return seen
 
 
-def test_lines_and_exit_codes(jobs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_exit_codes(jobs: list[PlannedJob], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "-H", "a:2,b"]) == 1
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -49,7 +49,7 @@ def test_lines_and_exit_codes(jobs: list[Job], capsys: pytest.CaptureFixture[str
     assert jobs[0].hosts == (Host("a", 2), Host("b"))
 
 
-def test_json(jobs: list[Job], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json(jobs: list[PlannedJob], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a slots=3\n")
     assert main(["doctor", "--hostfile", str(hostfile), "--json"]) == 1
@@ -60,7 +60,7 @@ def test_json(jobs: list[Job], capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert told["findings"][2] == {**expected, "sentence": WRONG.sentence, "remedy": WRONG.remedy}
 
 
-def test_the_hosts_of_a_batch_job(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_of_a_batch_job(jobs: list[PlannedJob], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "TASKS_PER_NODE": "2(x2)", "NTASKS": "3"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert main(["doctor"]) == 1
@@ -71,7 +71,7 @@ def test_the_hosts_of_a_batch_job(jobs: list[Job], monkeypatch: pytest.MonkeyPat
     assert [job.allocation is not None for job in jobs] == [True, False, True]
 
 
-def test_this_host_alone(jobs: list[Job]) -> None:
+def test_this_host_alone(jobs: list[PlannedJob]) -> None:
     main(["doctor", "-np", "7"])
     assert [host.name for host in jobs[0].hosts] == ["localhost"]
     assert jobs[0].hosts[0].slots >= 1
@@ -90,7 +90,7 @@ def test_this_host_alone(jobs: list[Job]) -> None:
     ],
 )
 def test_wrong_arguments(
-    arguments: list[str], complaint: str, jobs: list[Job], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], complaint: str, jobs: list[PlannedJob], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *arguments]) == 2
     assert complaint in capsys.readouterr().err
@@ -98,7 +98,7 @@ def test_wrong_arguments(
 
 
 def test_ranks_of_a_job_are_sent_away(
-    jobs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: list[PlannedJob], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")

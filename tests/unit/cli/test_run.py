@@ -14,7 +14,7 @@ from mpitrain.cli.run import divide, origin
 from mpitrain.errors import LauncherError, UsageError
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
-from mpitrain.launch.job import OURS, Job, Srun, choose_srun, rank_command, reached_by_ssh
+from mpitrain.launch.job import OURS, LaunchJob, Srun, choose_srun, rank_command, reached_by_ssh
 from mpitrain.launch.request import Request
 from mpitrain.runtime.hostfile import Host
 
@@ -82,7 +82,7 @@ def test_what_ranks_cannot_execute(word: str) -> None:
 def test_where_a_restarted_job_begins(tmp_path: Path, words: str, expected: str) -> None:
     (tmp_path / "a.toml").write_text('checkpoint_dir = "E"\n')
     rest = words.format(tmp_path).split()
-    job = Job(Request(rank_command(rest), 2), Mpi(OPEN_MPI), "mpirun")
+    job = LaunchJob(Request(rank_command(rest), 2), Mpi(OPEN_MPI), "mpirun")
     assert origin(job, rest).startswith(expected)
 
 

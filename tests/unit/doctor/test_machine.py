@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain.doctor.facts import Clock, Graphics
 from mpitrain.doctor.finding import Finding, merged, worst
-from mpitrain.doctor.job import Job
+from mpitrain.doctor.job import PlannedJob
 from mpitrain.doctor.job import check as check_job
 from mpitrain.doctor.machine import GIB, MIB
 from mpitrain.doctor.machine import check as check_machine
@@ -23,12 +23,12 @@ CROWD = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 def job_findings(ranks: int, mpi: Mpi, environ: dict[str, str], listed: Any = TWO, **changes: Any) -> list[Finding]:
     facts = hosts(2, node1=host(1, **changes))
-    return [f for f in check_job(Job(listed, ranks, environ), mpi, facts) if f.colour != "green"]
+    return [f for f in check_job(PlannedJob(listed, ranks, environ), mpi, facts) if f.colour != "green"]
 
 
 def machine_findings(ranks: int = 4, **changes: Any) -> list[Finding]:
     facts = hosts(2, node1=host(1, **changes))
-    return [f for f in check_machine(Job(TWO, ranks), facts) if f.colour != "green"]
+    return [f for f in check_machine(PlannedJob(TWO, ranks), facts) if f.colour != "green"]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def machine_findings(ranks: int = 4, **changes: Any) -> list[Finding]:
 )
 def test_ranks_fill_slots_and_then_go_round(slots: tuple[int, ...], ranks: int, expected: list[int]) -> None:
     listed = [Host(f"h{number}", count) for number, count in enumerate(slots)]
-    assert list(Job(listed, ranks).ranks_on.values()) == expected
+    assert list(PlannedJob(listed, ranks).ranks_on.values()) == expected
 
 
 def test_a_job_as_it_should_be() -> None:
@@ -78,7 +78,7 @@ def test_root(mpi: Mpi, environ: dict[str, str], remedy: str | None) -> None:
 
 def test_srun_does_not_mind_root() -> None:
     facts = {"node0": host(root=True)}
-    found = check_job(Job(TWO[:1], 2), OPEN_MPI_5, facts, srun=True)
+    found = check_job(PlannedJob(TWO[:1], 2), OPEN_MPI_5, facts, srun=True)
     assert [f.colour for f in found if f.check == "user"] == ["green"]
 
 
@@ -131,7 +131,7 @@ def test_a_clock_is_not_blamed_for_a_slow_way() -> None:
 def test_the_clock_that_is_wrong_is_the_one_that_differs_from_most() -> None:
     ahead = {"node0": 0.0, "node1": 60.0, "node2": 60.01}
     facts = {name: host(number, clock=Clock(value, 0.0)) for number, (name, value) in enumerate(ahead.items())}
-    found = [f for f in check_machine(Job(TWO, 4), facts) if f.colour != "green"]
+    found = [f for f in check_machine(PlannedJob(TWO, 4), facts) if f.colour != "green"]
     assert [(f.check, f.hosts) for f in found] == [("clock", ("node0",))]
     assert "60.0 s behind" in found[0].sentence
 
@@ -160,7 +160,7 @@ CARD = ("NVIDIA A100, 550.54.15, 40960 MiB",)
 )
 def test_gpus(graphics: Graphics, colour: str, sentence: str, remedy: str) -> None:
     facts = {"node0": host(graphics=graphics)}
-    (found,) = [f for f in check_machine(Job(TWO[:1], 1), facts) if f.check == "GPU"]
+    (found,) = [f for f in check_machine(PlannedJob(TWO[:1], 1), facts) if f.check == "GPU"]
     assert found.colour == colour
     assert sentence in found.sentence
     assert remedy in found.remedy

@@ -20,7 +20,7 @@ from mpitrain.launch.daemonless.places import nodes_of, place_of
 from mpitrain.launch.daemonless.request import INTERFACE_VARIABLE, interface_to
 from mpitrain.launch.daemonless.starter import for_rank, is_here
 from mpitrain.launch.dialect import OPEN_MPI, Mpi
-from mpitrain.launch.job import Job
+from mpitrain.launch.job import LaunchJob
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.shrink import HOSTS, RANKS, allow_shrink, promise
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 ELSEWHERE = "192.0.2.1"  # an address that nobody has (RFC 5737)
 WITHIN_SECONDS = 60
 REQUEST = Request(("program", "a b"), 3, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))
-JOB = Job(REQUEST, Mpi(OPEN_MPI, (5, 0, 11)), "/bin/mpirun")
+JOB = LaunchJob(REQUEST, Mpi(OPEN_MPI, (5, 0, 11)), "/bin/mpirun")
 SSH = "ssh -o BatchMode=yes"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mpitrain.errors import UsageError
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
-from mpitrain.launch.job import Job, Srun
+from mpitrain.launch.job import LaunchJob, Srun
 from mpitrain.launch.request import Request
 from mpitrain.launch.shrink import RANKS, allow_shrink, promise
 from mpitrain.runtime.hostfile import parse
@@ -16,8 +16,8 @@ from mpitrain.runtime.hostfile import parse
 REQUEST = Request(("program",), 4, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))
 
 
-def job(kind: str, version: tuple[int, ...], srun: Srun | None = None) -> Job:
-    return Job(REQUEST, Mpi(kind, version), "/bin/mpirun", srun=srun)
+def job(kind: str, version: tuple[int, ...], srun: Srun | None = None) -> LaunchJob:
+    return LaunchJob(REQUEST, Mpi(kind, version), "/bin/mpirun", srun=srun)
 
 
 def test_the_command_of_a_job_that_survives() -> None:
@@ -38,7 +38,7 @@ def test_the_command_of_a_job_that_survives() -> None:
         (job(OPEN_MPI, (5,), Srun("/bin/srun", "pmix")), "--launcher mpirun; --on-failure restart"),
     ],
 )
-def test_what_cannot_survive_is_refused(asked: Job, words: str) -> None:
+def test_what_cannot_survive_is_refused(asked: LaunchJob, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         allow_shrink(asked, 1)
 

@@ -20,7 +20,7 @@ SECRET = "00ff"
 DRIVER = """
 import contextlib, json, os, sys
 from pathlib import Path
-from mpitrain.launch.agent import Agent
+from mpitrain.launch.ssh_program import Agent
 from mpitrain.launch.ssh import Ssh
 from mpitrain.launch.supervisor import Plan, Supervisor
 options = json.loads(sys.argv[1])

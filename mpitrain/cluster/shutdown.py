@@ -79,7 +79,7 @@ def check_client(command: Sequence[str]) -> None:
 
 
 @dataclass
-class Client:
+class ClientProcess:
     """A program that uses the cluster, as a process of its own on rank 0's host.
 
     Attributes:
@@ -89,7 +89,7 @@ class Client:
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(cls, command: Sequence[str], record: Record, environ: Mapping[str, str]) -> Client:
+    def start(cls, command: Sequence[str], record: Record, environ: Mapping[str, str]) -> ClientProcess:
         """Local: start a Python program.
 
         Args:
@@ -98,7 +98,7 @@ class Client:
             environ: of this rank.
         """
         own = {**without_rank(environ), VARIABLE: str(record.path)}
-        argv = [sys.executable, "-m", "mpitrain.cluster.client", str(os.getpid()), *command]
+        argv = [sys.executable, "-m", "mpitrain.cluster.client_main", str(os.getpid()), *command]
         return cls(subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL))
 
     def code(self) -> int:
@@ -117,7 +117,7 @@ class Client:
                 self.process.wait()
 
 
-def serve(world: World, record: Record, client: Client | None, signals: Signals) -> int:
+def serve_until_stopped(world: World, record: Record, client: ClientProcess | None, signals: Signals) -> int:
     """Collective: wait for Ctrl-C or another signal to any rank, `mpitrain serve --stop`, or the client's end.
 
     Args:

@@ -39,7 +39,7 @@ exit $code
 """
 
 
-class Agent:
+class SshProgram:
     """The program, in a private directory that is removed at the end.
 
     Args:
@@ -56,7 +56,7 @@ class Agent:
         self.path.write_text(SCRIPT.format(ssh=command, directory=directory, maker=os.getpid()))
         self.path.chmod(0o700)
 
-    def __enter__(self) -> Agent:
+    def __enter__(self) -> SshProgram:
         return self
 
     def __exit__(

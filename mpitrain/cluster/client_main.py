@@ -1,4 +1,4 @@
-"""`python -m mpitrain.cluster.client PID script.py ...`: a program that ends with the process that started it."""
+"""`python -m mpitrain.cluster.client_main PID script.py ...`: a program that ends with the process that started it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from mpitrain.cli.serve import divide
 from mpitrain.cluster.jobs import Cluster, Task
 from mpitrain.cluster.record import DEAD_SECONDS, VARIABLE, Record, find
-from mpitrain.cluster.serving import GOING, Client, check_client, wait
+from mpitrain.cluster.shutdown import GOING, ClientProcess, check_client, wait
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.comm.simulated import run
 from mpitrain.errors import UsageError
@@ -134,7 +134,7 @@ def test_an_unreadable_record_is_none(record: Record) -> None:
             record.read()
 
 
-def until_it_ends(client: Client) -> int:
+def until_it_ends(client: ClientProcess) -> int:
     deadline = time.monotonic() + 60
     while (code := client.code()) == GOING and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -153,10 +153,10 @@ def test_a_client_is_a_program_of_its_own(record: Record, tmp_path: Path) -> Non
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
-        client = Client.start([str(script), "--x", "1"], record, environ)
+        client = ClientProcess.start([str(script), "--x", "1"], record, environ)
         assert until_it_ends(client) == 7
         assert eval((tmp_path / "told").read_text()) == [[str(script), "--x", "1"], str(record.path), None, "__main__"]
-        module = Client.start(["-m", "beside"], record, environ)
+        module = ClientProcess.start(["-m", "beside"], record, environ)
         assert until_it_ends(module) == 0
     finally:
         os.chdir(before)
@@ -177,13 +177,14 @@ def test_a_client_ends_when_it_is_told_or_left(record: Record, tmp_path: Path) -
     script = tmp_path / "client.py"
     script.write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    client = Client.start([str(script)], record, environ)
+    client = ClientProcess.start([str(script)], record, environ)
     assert client.code() == GOING
     client.end()
     assert client.code() == 128 + 15
     starter = (
-        "import os, time\nfrom mpitrain.cluster.serving import Client\nfrom mpitrain.cluster.record import Record\n"
-        f"client = Client.start([{str(script)!r}], Record.named('x', os.environ), os.environ)\n"
+        "import os, time\nfrom mpitrain.cluster.shutdown import ClientProcess\n"
+        "from mpitrain.cluster.record import Record\n"
+        f"client = ClientProcess.start([{str(script)!r}], Record.named('x', os.environ), os.environ)\n"
         "while not os.path.exists('pid'): time.sleep(0.02)\n"
         "os._exit(0)\n"
     )
