@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import ReplicaError
-from mpitrain.training.callbacks import DataParallel, train_on_rows
+from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.model_hook import train_on_rows
 from mpitrain.world.world import World
 from tests.problem import batches, dataset, merged, mlp
 from tests.unit.job import run
