@@ -11,6 +11,7 @@ from mpitrain.checkpoint.options import Position
 from mpitrain.checkpoint.state import Array, metrics_of
 from mpitrain.faults.activity import Activity
 from mpitrain.trainer.split_fit import SplitFitCallbacks
+from mpitrain.training.logs import leaves_of, nested
 
 
 class RunCallbacks(SplitFitCallbacks):
@@ -76,7 +77,7 @@ class RunCallbacks(SplitFitCallbacks):
             variable.assign(value)
         super().on_epoch_begin(epoch, logs)
         if self._logs:
-            self._logs = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+            self._logs = nested(leaves_of(self.model.get_metrics_result()))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.keeps_metrics:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from mpitrain.errors import AgreedError
 from mpitrain.strategies.replicas import describe
+from mpitrain.training.derived import Number, derived
 from mpitrain.training.metric_states import Numbers, Result, over_ranks
 from mpitrain.world.calls import Call
 from mpitrain.world.world import World
@@ -59,8 +62,9 @@ class Logs:
     """The numbers of one model's steps, which Keras calls logs.
 
     Most are results of metrics, which may go by other names in the logs. So a number that equals the result of a
-    metric on every rank that has it becomes that metric's result over all ranks. What is left, such as the loss of
-    one batch, is averaged, weighted by samples.
+    metric on every rank that has it becomes that metric's result over all ranks. One that the step makes of metrics,
+    such as a ratio of two, is made anew of their states over all ranks. What is left, such as the loss of one batch,
+    is averaged, weighted by samples.
 
     Args:
         metrics: gives the metrics of the model.
@@ -77,6 +81,25 @@ class Logs:
         has_rows: Callable[[], bool] = lambda: False,
     ) -> None:
         self._metrics, self._result, self._world, self._has_rows = metrics, result, world, has_rows
+        self._derived: dict[tuple[str, Path], Number] = {}
+        self._told: set[Path] = set()
+
+    def noted(self, kind: str, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Local: a step of the model, of which it is noted, when it is traced, what it makes of metrics.
+
+        Args:
+            kind: `train` or `test`.
+            step: returns logs.
+        """
+
+        def call(data: Any) -> Any:
+            logs = step(data)
+            if not tf.executing_eagerly() and isinstance(logs, dict):
+                found = derived(_places(logs), self._metrics())
+                self._derived |= {(kind, path): number for path, number in found.items()}
+            return logs
+
+        return call
 
     def call(self, paths: Iterable[Path]) -> LogsCall:
         """Local: to be agreed on before the values at these paths are reduced."""
@@ -94,22 +117,33 @@ class Logs:
         Raises:
             AgreedError: on all ranks: a value cannot be combined.
         """
-        results = dict(sorted(self._result().items()))
+        results = dict(sorted(_flat(self._result()).items()))
         told_by_this = [_told(own.get(path), samples, results.values()) for path in paths]
-        rows = np.array(told_by_this, np.float64).reshape(len(paths), 3 + len(results))
+        unknown = [path for path, told in zip(paths, told_by_this, strict=True) if not any(told[4:])]
+        made = self._made({path: own[path] for path in unknown if path in own})
+        for path, told in zip(paths, told_by_this, strict=True):
+            told[3] = path in made
+        rows = np.array(told_by_this, np.float64).reshape(len(paths), 4 + len(results))
         everyone = np.zeros((self._world.size, *rows.shape))
         self._world.communicator.all_gather(rows, everyone)
-        metrics = over_ranks(self._metrics(), self._result, self._world)
-        found: Leaves = {}
+        metrics, derived = self._over_ranks(made, bool(everyone[:, :, 3].any()))
+        found, unlike = Leaves(), set[Path]()
         for position, path in enumerate(paths):
-            told = everyone[everyone[:, position, 0] > 0, position]
-            told = told[told[:, 1] > 0] if (told[:, 1] > 0).any() else told
-            same = [metric for metric, equal in zip(results, told[:, 3:].T, strict=True) if len(told) and equal.all()]
+            ranks = np.flatnonzero(everyone[:, position, 0])
+            counted = ranks[everyone[ranks, position, 1] > 0]
+            counted = counted if counted.size else ranks
+            told = everyone[counted, position]
+            same = [metric for metric, equal in zip(results, told[:, 4:].T, strict=True) if len(told) and equal.all()]
             if same:
                 value = metrics[path[0] if path[0] in same else same[0]]
                 found[path] = float(value) if value.ndim == 0 else value
+            elif len(told) and told[:, 3].all():
+                found[path] = derived[counted[0]][path]
             elif len(told) and (told[:, 0] == SCALAR).all():
                 found[path] = float(_mean(told[:, 2], told[:, 1]))
+                # Of ranks whose part of the latest batch counts nothing, too: it may say something of those before.
+                unlike |= {path} if np.ptp(everyone[ranks, position, 2]) else set()
+        self._tell(unlike)
         left = [path for path in paths if path not in found]
         if left:
             mine = {path: own[path] for path in left if path in own}
@@ -117,26 +151,75 @@ class Logs:
         logs: Numbers = nested({path: found[path] for path in paths if path in found})
         return logs
 
+    def _made(self, own: Leaves) -> dict[Path, Number]:
+        """Local: which of these values are made of the states that metrics have now, and what computes them."""
+        return {
+            path: number
+            for (_, path), number in self._derived.items()
+            if isinstance(own.get(path), float | int | np.ndarray) and _equal(np.asarray(own[path]), number())
+        }
 
-def leaves_of(logs: Any) -> Leaves:
-    """Local: the single values in logs: numbers, arrays, and what else there is; dictionaries in them as Keras does."""
-    found: Leaves = {}
-    for name, value in sorted((logs or {}).items()):
-        if isinstance(value, dict):
-            found |= leaves_of(value)
-            continue
-        with contextlib.suppress(Exception):  # whatever is no number says so in its own way
-            value = float(value)  # noqa: PLW2901
-        found |= _inner_leaves(value, (name,))
+    def _over_ranks(self, made: Mapping[Path, Number], some: bool) -> tuple[Numbers, list[Leaves]]:
+        """Collective: results of metrics, and what each rank makes of them, with the states of all ranks.
+
+        Args:
+            made: what this rank computes of them.
+            some: some rank does.
+        """
+        numbers: Leaves = {}
+
+        def result() -> Mapping[str, Any]:
+            numbers.update({path: _plain(_number(number())) for path, number in made.items()})
+            return self._result()
+
+        metrics = _flat(over_ranks(self._metrics(), result, self._world))
+        return metrics, self._world.communicator.all_gather_obj(numbers) if some else []
+
+    def _tell(self, paths: set[Path]) -> None:
+        """Local: of numbers of which nothing is known, once, by rank 0."""
+        names = sorted("/".join(map(str, path)) for path in paths - self._told)
+        self._told |= paths
+        if names and self._world.is_root:
+            sys.stderr.write(
+                f"mpitrain: of {', '.join(map(repr, names))} in the logs of a step, no result of a metric, the mean "
+                "over the ranks is shown, weighted by rows: the whole batch's number, if it is a mean over rows\n"
+            )
+
+
+def _flat(numbers: Mapping[str, Any]) -> Numbers:
+    """Local: results of metrics by the names that Keras' logs have: those in a dictionary have their own."""
+    found: Numbers = {}
+    for name, value in numbers.items():
+        found |= _flat(value) if isinstance(value, dict) else {name: value}
     return found
 
 
-def _inner_leaves(value: Any, path: tuple[Any, ...]) -> Leaves:
+def leaves_of(logs: Any) -> Leaves:
+    """Local: the single values in logs: numbers, arrays, and what else there is; dictionaries in them as Keras does."""
+    return {path: _plain(value) for path, value in _places(logs or {}).items()}
+
+
+def _places(logs: Mapping[str, Any]) -> Leaves:
+    """Local: as `leaves_of`, whatever they are."""
+    found: Leaves = {}
+    for name, value in sorted(logs.items()):
+        found |= _places(value) if isinstance(value, dict) else _inner_places(_number(value), (name,))
+    return found
+
+
+def _number(value: Any) -> Any:
+    """Local: what Keras makes of a value."""
+    with contextlib.suppress(Exception):  # whatever is no number says so in its own way
+        return float(value)
+    return value
+
+
+def _inner_places(value: Any, path: tuple[Any, ...]) -> Leaves:
     if not isinstance(value, (dict, list, tuple)):
-        return {path: _plain(value)}
+        return {path: value}
     found: Leaves = {}
     for name, inner in sorted(value.items()) if isinstance(value, dict) else enumerate(value):
-        found |= _inner_leaves(inner, (*path, name))
+        found |= _inner_places(inner, (*path, name))
     return found
 
 
@@ -203,12 +286,12 @@ def _plain(leaf: Any) -> Any:
 
 
 def _told(value: Any, samples: float, results: Iterable[Any]) -> list[float]:
-    """Local: of one value what it is, its samples, the number, and of which results it is the same."""
+    """Local: of one value what it is, its samples, the number, a place, and of which results it is the same."""
     if isinstance(value, float | int):
-        return [SCALAR, samples, float(value), *[_equal(np.asarray(value), result) for result in results]]
+        return [SCALAR, samples, float(value), 0.0, *[_equal(np.asarray(value), result) for result in results]]
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        return [ELSE, samples, 0.0, *[_equal(value, result) for result in results]]
-    return [ABSENT if value is None else ELSE, samples, 0.0, *[0.0 for _ in results]]
+        return [ELSE, samples, 0.0, 0.0, *[_equal(value, result) for result in results]]
+    return [ABSENT if value is None else ELSE, samples, 0.0, 0.0, *[0.0 for _ in results]]
 
 
 def _equal(value: Any, result: Any) -> bool:

@@ -61,9 +61,14 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
             part, flat = np.split(flat, [own[place].size])
             combined[place] = part.reshape(own[place].shape).astype(own[place].dtype)
     _assign(variables, combined)
-    numbers = {name: np.asarray(value) for name, value in result().items()}
+    numbers = _arrays(result())
     _assign(variables, own)
     return _agree(numbers, any(ATTRIBUTE in vars(metric) for metric in scripts), world) if scripts else numbers
+
+
+def _arrays(numbers: Mapping[str, Any]) -> Numbers:
+    """Local: results as arrays; those of one metric may be a dictionary."""
+    return {name: _arrays(value) if isinstance(value, dict) else np.asarray(value) for name, value in numbers.items()}
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -88,17 +93,23 @@ def _agree(numbers: Numbers, updated: bool, world: World) -> Numbers:
     """Collective: where results differ still, their mean over the ranks that have updated the metrics."""
     everyone = world.communicator.all_gather_obj((numbers, updated))
     some = any(updated for _, updated in everyone)
-    for name in numbers:
-        values = [theirs[name] for theirs, updated in everyone if updated or not some]
-        if all(value.shape == values[0].shape and _close(value, values[0]) for value in values):
-            numbers[name] = values[0]
-        elif all(value.shape == values[0].shape and value.dtype.kind in "fiub" for value in values):
-            _warn(f"{name!r}: shown is the mean of the ranks' results", world)
-            numbers[name] = np.mean(values, axis=0)
-        else:
-            _warn(f"{name!r}: shown is that of one rank", world)
-            numbers[name] = values[0]
-    return numbers
+    counted = [theirs for theirs, updated in everyone if updated or not some]
+    return {name: _one(name, [theirs[name] for theirs in counted], world) for name in numbers}
+
+
+def _one(name: str, values: Sequence[Any], world: World) -> Any:
+    """Local: of a result, or of those in a dictionary of them, what all ranks show."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {inner: _one(f"{name}/{inner}", [value[inner] for value in values], world) for inner in first}
+    alike = all(value.shape == first.shape for value in values)
+    if alike and all(_close(value, first) for value in values):
+        return first
+    if alike and all(value.dtype.kind in "fiub" for value in values):
+        _warn(f"{name!r}: shown is the mean of the ranks' results", world)
+        return np.mean(values, axis=0)
+    _warn(f"{name!r}: shown is that of one rank", world)
+    return first
 
 
 def _close(value: Any, other: Any) -> bool:

@@ -50,9 +50,8 @@ class ModelHook:
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._result_or_logs: Callable[[Any], Any] = model._get_metrics_result_or_logs
         self.logs = Logs(lambda: model.metrics, self._metrics_result, exchange.world, lambda: self.latest.has_rows)
-        self._train_step: Callable[[Any], Any] = model.train_step
-        self._own_train_step = self._train_step
-        self._test_step: Callable[[Any], Any] = model.test_step
+        self._own_train_step = self._train_step = self.logs.noted("train", model.train_step)
+        self._test_step = self.logs.noted("test", model.test_step)
 
     def _prepare(self) -> None:
         """Local: at the first use, and after each new `compile`: cut a compiled step at the exchange."""

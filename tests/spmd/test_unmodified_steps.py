@@ -190,6 +190,55 @@ def test_batches_of_few_rows_count_in_accumulated_gradients_as_in_one_process(di
     same(trained(KINDS["arrays"], accumulate=3), expected)
 
 
+class Spread(keras.metrics.Metric):
+    """Its result is a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__(name="spread")
+        self.total, self.count = (self.add_weight(name=name, initializer="zeros") for name in ("total", "count"))
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(keras.ops.sum(keras.ops.abs(y - p)))
+        self.count.assign_add(keras.ops.cast(keras.ops.size(y), "float64"))
+
+    def result(self) -> dict[str, Any]:
+        return {"width": self.total / self.count, "count": self.count + 0.0}
+
+
+class Ratios(keras.Sequential):
+    """Makes numbers of metrics."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "root": logs["mae"] ** 0.5, "ratios": {"one": logs["mae"] / (logs["loss"] + 1.0)}}
+
+
+def with_ratios(size: int, **compiled: Any) -> Results:
+    data = {"x": X, "y": Y, "batch_size": size, "validation_data": (X[:8], Y[:8]), "validation_batch_size": 3}
+    return trained(
+        lambda: data, lambda: Ratios([keras.layers.Dense(1)]), loss="mse", metrics=["mae", Spread()], **compiled
+    )
+
+
+@pytest.mark.parametrize("batch_is_global", [True, pytest.param(False, marks=pytest.mark.two_ranks)])
+def test_numbers_made_of_metrics(divided: Any, batch_is_global: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = with_ratios(BATCH if batch_is_global else BATCH * WORLD.size)
+    divided(batch_is_global)
+    same(with_ratios(BATCH), expected)
+    assert "no result of a metric" not in capfd.readouterr().err
+
+
+@pytest.mark.two_ranks
+def test_numbers_made_of_metrics_without_a_graph(divided: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = with_ratios(BATCH * WORLD.size, run_eagerly=True)
+    divided(batch_is_global=False)
+    found = with_ratios(BATCH, run_eagerly=True)
+    assert capfd.readouterr().err.count("of 'one', 'root' in the logs of a step") == (WORLD.rank == 0)
+    for name in ("root", "one", "val_root", "val_one"):
+        assert found["history"].pop(name) != expected["history"].pop(name)
+    same(found, expected)
+
+
 def recurrent() -> Any:
     return keras.Sequential([keras.Input(batch_shape=(BATCH, 1, 3)), keras.layers.LSTM(2, stateful=True)])
 
