@@ -185,26 +185,26 @@ def _throughput(world: World, straggler: Straggler) -> dict[str, tuple[float, ..
     import keras
     import tensorflow as tf
 
-    from mpitrain.strategies.exchange import exchange_of
-    from mpitrain.strategies.hooks import hook_of
+    from mpitrain.strategies.parameter_server.served import served_of
+    from mpitrain.strategies.strategy import strategy_of
     from mpitrain.training.optimizer import DistributedOptimizer
 
     variables = [keras.Variable(np.zeros((64, 64), np.float32), name="variable")]
     optimizer = DistributedOptimizer(keras.optimizers.SGD(1e-3), world=world)
     gradients = [tf.ones([64, 64])]
     optimizer.apply(gradients, variables)  # the servers begin
-    exchange_of(world).join()
-    hook = hook_of(optimizer)
-    assert hook is not None
-    before = hook.counts()
+    strategy_of(world).join()
+    served = served_of(optimizer)
+    assert served is not None
+    before = served.counts()
     world.communicator.barrier()
     sleep = straggler.compute_seconds * (SLOWER if world.rank == world.size - 1 else 1)
     end = time.perf_counter() + straggler.seconds
     while time.perf_counter() < end:
         time.sleep(sleep)
         optimizer.apply(gradients, variables)
-    after = hook.counts()
-    exchange_of(world).join()
+    after = served.counts()
+    strategy_of(world).join()
     updates = after["updates"] - before["updates"]
     used = after["samples"] - before["samples"]
     told = world.communicator.broadcast_obj((updates, used))

@@ -65,7 +65,7 @@ def measure(
 
 
 def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mapping[str, Peer]) -> Row:
-    from mpitrain.strategies.exchange import exchange_of
+    from mpitrain.strategies.strategy import strategy_of
 
     load = workload(name, batch_size, seed=world.rank)
     compute, exchanged = _steps(load, world)
@@ -73,7 +73,7 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
     for step in (compute, exchanged, *others.values()):
         step()  # traces
     steps = _steps_of_block(world, compute, timing.block_seconds)
-    statistics = exchange_of(world).statistics
+    statistics = strategy_of(world).statistics
     spent: dict[str, list[float]] = {"exchange_seconds": [], "waiting_seconds": []}
 
     def together(step: Step) -> list[float]:

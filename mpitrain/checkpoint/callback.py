@@ -28,9 +28,9 @@ from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.config import own
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import marks
-from mpitrain.strategies.exchange import exchange_of
-from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.model_hook import mark_synchronized
+from mpitrain.training.optimizer import hook_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
@@ -143,7 +143,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._resumed is not None:
             self._restore(self._resumed)
         self._last_seconds = time.monotonic()
-        self._seen = exchange_of(self._world).reducer.agreed  # of a `fit` before, if any
+        self._seen = strategy_of(self._world).agreed  # of a `fit` before, if any
         self._leaving.begin()
         self._plan()
 
@@ -238,7 +238,7 @@ class Checkpoint(keras.callbacks.Callback):
             return []
         if not self._world.exchanges:
             return [self._world.agreement.request]
-        agreed = exchange_of(self._world).reducer.agreed
+        agreed = strategy_of(self._world).agreed
         if agreed is None or agreed is self._seen or not self._in_step or not agreed.active.all():
             return []  # ranks without data stand elsewhere: the end of the epoch is near
         self._seen = agreed

@@ -21,9 +21,8 @@ from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
 from mpitrain.errors import UsageError
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.replicas import has_value, name_of, part_streams
-from mpitrain.training.optimizer import replicated_state
+from mpitrain.training.optimizer import hook_of, replicated_state
 from mpitrain.world.world import World
 
 Array = NDArray[Any]
@@ -90,8 +89,8 @@ def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = Non
         reusable: arrays of an earlier snapshot that nobody needs any more: new memory costs more than the copy.
     """
     hook = hook_of(model.optimizer)
-    if hook is not None and world.is_root:
-        hook.fetch_state()
+    if hook is not None:
+        hook.exchange.fetch_state(hook.update)
     items = items_of(model)
     own = {item.key: item.variable for item in items if item.rule is not None}
     own |= {f"metric/{index}": variable for index, variable in enumerate(metrics_of(model))}

@@ -21,7 +21,7 @@ from mpitrain.horovod.basics import rank, world
 from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from mpitrain.horovod.variables import broadcast_object, broadcast_variables
 from mpitrain.runtime import streams
-from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.world import shrink
 
 RESET = "reset of an elastic job"
@@ -340,7 +340,7 @@ def _go_on_without() -> None:
         left = shrink.shrink(world())
         with contextlib.suppress(RankLostError):  # another one
             updates = world().communicator.all_gather_obj(world().activity.updates)
-    exchange_of(world()).count_from(max(updates))
+    strategy_of(world()).count_from(max(updates))
     if world().is_root:
         streams.write_stderr(
             f"mpitrain: lost: rank {', '.join(map(str, left.lost))}; {world().size} go on from the last commit\n"

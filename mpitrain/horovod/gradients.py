@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from mpitrain.horovod.basics import Average, Sum
 from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.operations import allreduce
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, table
-from mpitrain.reduction.buckets import BucketPlan
-from mpitrain.strategies.exchange import Exchange, exchange_of
+from mpitrain.strategies.joining import Part
+from mpitrain.strategies.strategy import Exchange, Update, strategy_of
 from mpitrain.world.world import World
 
 
@@ -104,7 +104,7 @@ def _bare(variable: Any) -> Any:
 
 
 class GradientExchange(Exchange):
-    """The exchange of a World, with options of one optimizer or tape.
+    """What changes gradients, as the options of one optimizer or tape say, on their way to the strategy of a World.
 
     Args:
         world: the ranks of the process set.
@@ -112,44 +112,67 @@ class GradientExchange(Exchange):
     """
 
     def __init__(self, world: World, options: Options) -> None:
-        vars(self).update(vars(exchange_of(world)))  # what ranks agree on is common to all that use this World
-        self.options = options
+        self.world, self.options = world, options
         self.local = LocalVariables()
 
     def is_shared(self, variable: Any) -> bool:
         """Local: whether this variable is not one of this rank alone."""
         return variable not in self.local
 
-    def mean(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any],
-        title: str,
-        synchronize: Callable[[], bool] | None = None,
-    ) -> list[Any]:
+    def update(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> Any:
         """Collective: the gradients of all ranks, reduced as the options say; those of local variables stay."""
+        return update.apply(self.reduced(gradients, variables, update), variables)
+
+    def expect(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> None:
+        """Local: as they will travel."""
+        shared = self._shared(variables)
+        sent, _ = self._outgoing([gradients[index] for index in shared])
+        strategy_of(self.world).expect(
+            sent, [variables[index] for index in shared], self._travelling(gradients, variables, update)
+        )
+
+    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> list[Any]:
+        """Collective: what `update` applies."""
         size, options = self.world.size, self.options
         if size == 1:
             return list(gradients)
         self.local.traced = self.local.traced or not tf.executing_eagerly()
         result = [scaled(g, 1.0 / size) if options.scale_local else g for g in gradients]
-        shared = [index for index, variable in enumerate(variables) if variable not in self.local]
+        shared = self._shared(variables)
         own = [gradients[index] for index in shared]
         if options.op in (Average, Sum) and tf.compat.v1.executing_eagerly_outside_functions():
-            received = self._in_buckets(own, [variables[index] for index in shared], title, synchronize)
+            update = self._travelling(gradients, variables, update)
+            received = self._in_buckets(own, [variables[index] for index in shared], update)
         else:  # a graph of TensorFlow 1, or another reduction
             received = [None if gradient is None else self._alone(gradient) for gradient in own]
         for index, gradient in zip(shared, received, strict=True):
             result[index] = gradient
         return result
 
-    def _in_buckets(
-        self, gradients: list[Any], variables: list[Any], title: str, synchronize: Callable[[], bool] | None
-    ) -> list[Any]:
+    def _shared(self, variables: Sequence[Any]) -> list[int]:
+        return [index for index, variable in enumerate(variables) if variable not in self.local]
+
+    def _travelling(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> Update:
+        """Local: the update as the strategy sees it, which hands back what `_outgoing` made."""
+        synchronize, without_data = update.synchronize, update.without_data
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+
+        def part(*_: Any) -> Part:
+            assert without_data is not None
+            return without_data([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+        return Update(
+            update.title,
+            synchronize=None if synchronize is None else lambda _: synchronize(variables),
+            without_data=None if without_data is None else part,
+            half=self.options.compression is not Compression.none,  # compressed gradients are summed as they travel
+        )
+
+    def _in_buckets(self, gradients: list[Any], variables: list[Any], update: Update) -> list[Any]:
         options = self.options
         sent, contexts = self._outgoing(gradients)
         factor = options.predivide if options.op == Average else float(self.world.size)
-        means = [scaled(gradient, factor) for gradient in super().mean(sent, variables, title, synchronize)]
+        means = [scaled(gradient, factor) for gradient in strategy_of(self.world).update(sent, variables, update)]
         return [
             gradient if context is None else options.compression.decompress(gradient, *context)
             for gradient, context in zip(means, contexts, strict=True)
@@ -171,17 +194,6 @@ class GradientExchange(Exchange):
     def _dense(self, gradient: Any) -> Any:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if is_sparse and self.options.sparse_as_dense else gradient
-
-    def plan_update(self, gradients: Sequence[Any], variables: Sequence[Any], title: str) -> BucketPlan:
-        """Local: how `mean` exchanges these gradients, of which none is None."""
-        shared = [(g, v) for g, v in zip(gradients, variables, strict=True) if v not in self.local]
-        sent, _ = self._outgoing([gradient for gradient, _ in shared])
-        return self.plan(sent, [variable for _, variable in shared], title)
-
-    @property
-    def half(self) -> bool:
-        """Compressed gradients are summed as they travel."""
-        return self.options.compression is not Compression.none
 
     def _outgoing(self, gradients: Sequence[Any]) -> tuple[list[Any], list[tuple[Any] | None]]:
         """Local: gradients as they travel, and of those that were compressed what takes that back."""

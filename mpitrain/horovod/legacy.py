@@ -10,6 +10,7 @@ import tensorflow as tf
 from mpitrain.horovod.basics import Adasum
 from mpitrain.horovod.gradients import LocalVariables, Options, exchange_for, scaled
 from mpitrain.horovod.operations import allreduce
+from mpitrain.strategies.strategy import Update
 
 v1 = tf.compat.v1
 
@@ -70,7 +71,7 @@ class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
         """Collective: the gradients of all ranks; this rank's own where it is not in the process set."""
         if self._exchange is None:
             return list(gradients)
-        return self._exchange.mean(gradients, variables, f"gradients of {self.get_name()}")
+        return self._exchange.reduced(gradients, variables, Update(f"gradients of {self.get_name()}"))
 
     def _of_several(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Collective, at the last of several steps: the sum of their gradients, zeros at the others."""

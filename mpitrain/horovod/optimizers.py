@@ -15,7 +15,6 @@ from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.gradients import GradientExchange, LocalVariables, Options, exchange_for, scaled
 from mpitrain.horovod.legacy import LegacyOptimizer
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.training import optimizer as distributed
 
 ATTRIBUTE = "_mpitrain_scaled"
@@ -63,7 +62,7 @@ def distribute(
             "optimizers of tf.keras.optimizers.legacy are gone with Keras 3"
         )
     _accumulate(optimizer, backward_passes_per_step, average_aggregated_gradients)
-    hook = hook_of(optimizer)
+    hook = distributed.hook_of(optimizer)
     exchange = exchange_for(options) if hook is None else _with_options(hook.exchange, options)
     kept = LocalVariables() if exchange is None else exchange.local
     kept.add_layers(local_layers)

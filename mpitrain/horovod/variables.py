@@ -14,7 +14,7 @@ from mpitrain.horovod.basics import world
 from mpitrain.horovod.operations import broadcast
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
 from mpitrain.strategies import replicas
-from mpitrain.strategies.exchange import current_exchange
+from mpitrain.strategies.strategy import strategy_of
 
 
 def broadcast_variables(
@@ -82,6 +82,6 @@ def join() -> Any:
 
 
 def _join() -> int:
-    made = current_exchange(world()).join(collectives=True)
+    made = strategy_of(world()).join(collectives=True)
     everyone = objects.all_gather_obj(made, world=world())
     return max(range(len(everyone)), key=lambda rank: (-everyone[rank], rank))

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras.src.utils import is_default
 
-from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.logs import Leaves, LogsCall, Path, leaves_of, nested
 from mpitrain.training.model_hook import hook_in
 from mpitrain.world.agreement import Agreed
@@ -100,16 +100,16 @@ class _Batches:
         self.model: Any = None
         self._world, self._callbacks, self._kinds = world, callbacks, kinds
         self._begins = [kind for kind in kinds if any(looks_at(one, kind, ("begin",)) for one in callbacks)]
-        self._exchange = exchange_of(world)
+        self._joining = strategy_of(world).joining
         self._own: dict[str, Leaves] = {}  # latest numbers of this rank in this epoch
 
     def enter(self, kind: str) -> None:
         """Local: batches of that kind begin."""
-        self._exchange.takes_part.append(lambda call: self._without_data(kind, call))
+        self._joining.takes_part.append(lambda call: self._without_data(kind, call))
 
     def leave(self) -> None:
         """Local: the batches entered last have ended."""
-        self._exchange.takes_part.pop()
+        self._joining.takes_part.pop()
 
     def forget(self, kind: str) -> None:
         """Local: the numbers of this rank begin anew."""

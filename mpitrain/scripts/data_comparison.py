@@ -24,7 +24,7 @@ from mpitrain.collectives.ordering import host_call
 from mpitrain.data.portions import take
 from mpitrain.errors import AgreedError
 from mpitrain.scripts.seeds import preserve_random_state
-from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.world.world import World
 
 SAMPLE, FEWEST_ROWS = 1 << 14, 16  # numbers or texts of each array that are looked at, spread over it
@@ -235,12 +235,12 @@ class ComparisonCallback(keras.callbacks.Callback):
 
     def __init__(self, comparison: DataComparison, world: World) -> None:
         super().__init__()
-        self._comparison, self._exchange = comparison, exchange_of(world)
+        self._comparison, self._strategy = comparison, strategy_of(world)
         self._due = {"step", "epoch"}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective once."""
-        if "step" in self._due and self._exchange.in_step and self.model.steps_per_execution == 1:
+        if "step" in self._due and self._strategy.in_step and self.model.steps_per_execution == 1:
             self._due.discard("step")
             self._comparison.settle()
 

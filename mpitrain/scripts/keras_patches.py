@@ -25,13 +25,12 @@ from mpitrain.scripts.division import DataDivision
 from mpitrain.scripts.loops import OWN, DividedLoops
 from mpitrain.scripts.names import Names, paths_of
 from mpitrain.scripts.work_division import WorkDivision
-from mpitrain.strategies.exchange import exchange_of
-from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.counting import weigh_scalars
 from mpitrain.training.model_hook import train_on_rows
 from mpitrain.training.model_state import average_batch_statistics
-from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.world.world import World
 
 Arguments = dict[str, Any]
@@ -228,7 +227,7 @@ class KerasPatches:
     @contextmanager
     def _leaving_loops(self) -> Iterator[None]:
         """Local: a loop that an exception ended is under way no more."""
-        loops = exchange_of(self._world).takes_part
+        loops = strategy_of(self._world).joining.takes_part
         depth = len(loops)
         try:
             yield

@@ -8,14 +8,14 @@ import keras
 import numpy as np
 
 from mpitrain.observe.progress import ProgressDisplay
-from mpitrain.strategies.exchange import Exchange
+from mpitrain.strategies.strategy import Strategy
 
 
 class Report(keras.callbacks.Callback):
     """On every rank, behind `DataParallel` in the list of callbacks.
 
     Args:
-        exchange: of the job.
+        strategy: of the job.
         display: on rank 0, if anything is to be shown.
         batch_size: of each rank.
         own_samples: training samples of this rank.
@@ -24,26 +24,26 @@ class Report(keras.callbacks.Callback):
 
     def __init__(
         self,
-        exchange: Exchange,
+        strategy: Strategy,
         display: ProgressDisplay | None,
         batch_size: int,
         own_samples: int,
         all_samples: int,
     ) -> None:
         super().__init__()
-        self._exchange, self._display = exchange, display
+        self._strategy, self._display = strategy, display
         self._batch_size, self._own, self._all = batch_size, own_samples, all_samples
         self._before = 0.0
         self._wanted = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Collective: learn whether rank 0 shows numbers of each step."""
-        self._wanted = self._exchange.world.communicator.broadcast_obj(bool(self._display and self._display.is_bar))
+        self._wanted = self._strategy.world.communicator.broadcast_obj(bool(self._display and self._display.is_bar))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Local: forget the last epoch's numbers."""
-        self._exchange.world.agreement.report = (0.0, 0.0, 0.0)
-        self._before = self._exchange.statistics.samples_global
+        self._strategy.world.agreement.report = (0.0, 0.0, 0.0)
+        self._before = self._strategy.statistics.samples_global
         if self._display is not None:
             self._display.begin_epoch(epoch)
 
@@ -54,9 +54,9 @@ class Report(keras.callbacks.Callback):
         own_samples = min((batch + 1) * self._batch_size, self._own)
         names = _shown(logs)
         own = {name: float(logs[name]) for name in names}
-        self._exchange.world.agreement.report = (*[*own.values(), 0.0, 0.0][:2], float(own_samples))
+        self._strategy.world.agreement.report = (*[*own.values(), 0.0, 0.0][:2], float(own_samples))
         if self._display is not None:
-            samples = self._exchange.statistics.samples_global - self._before
+            samples = self._strategy.statistics.samples_global - self._before
             self._display.update(samples or own_samples, self._everyone(names) or own)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -83,7 +83,7 @@ class Report(keras.callbacks.Callback):
 
     def _everyone(self, names: list[str]) -> dict[str, float]:
         """Loss and metric over the samples of all ranks, as of their last step but one."""
-        agreed = self._exchange.reducer.agreed
+        agreed = self._strategy.agreed
         if agreed is None:
             return {}
         weights = agreed.reports[:, 2]

@@ -29,9 +29,9 @@ from mpitrain.data.source import DataSource
 from mpitrain.errors import RankLostError, UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.runtime import streams
-from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.parameter_server.connection import is_served
 from mpitrain.strategies.replicas import adopt
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.trainer.remaining_samples import RemainingSamples
 from mpitrain.trainer.run_callbacks import RunCallbacks
 from mpitrain.world import shrink
@@ -103,7 +103,7 @@ class ShrinkableRun:
         """Collective: the training begins there."""
         world, order = self._world, self.source.order
         if self.is_asked_for and is_served(world) and order is not None:
-            done = world.communicator.broadcast_obj(exchange_of(world).done() if world.is_root else None)
+            done = world.communicator.broadcast_obj(strategy_of(world).done() if world.is_root else None)
             left = order(position.epoch, position.samples)
             whole = functools.partial(_whole, order)
             self._remaining = RemainingSamples(whole, self._batch_size, position.epoch, left, world.numbers, done)
@@ -229,22 +229,22 @@ class ShrinkableRun:
         made = min(updates for _, _, updates in places) if self._remaining is not None else furthest[2]
         if every is None or made == self._begin:
             return None
-        exchange = exchange_of(world)
-        exchange.catch_up()
+        strategy = strategy_of(world)
+        strategy.catch_up()
         samples = self.source.train_count
         facts: Any = None
         root = places.index(furthest)
         if world.rank == root:
             counters = [counters_of(callback) for callback in self._counting]
             stop = bool(self._model.stop_training)
-            facts = every.position(per_step, samples), exchange.done(), *every.noted, counters, stop, self._results
+            facts = every.position(per_step, samples), strategy.done(), *every.noted, counters, stop, self._results
         facts = communicator.broadcast_obj(facts, root)
         position, done = facts[:2]
         history, epochs, counters, stop, results = facts[2:]
         variables = [item.variable for item in items_of(self._model) if item.rule is None]
         adopt(variables, root, world=world)
         # From here on nothing is asked of the others.
-        exchange.count_from(furthest[2])
+        strategy.count_from(furthest[2])
         position = self._deal_again(position, done, TRAINING not in results)
         self._results, self._model.stop_training = dict(results), stop
         for callback, counted in zip(self._counting, counters, strict=True):

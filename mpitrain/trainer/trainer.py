@@ -24,8 +24,8 @@ from mpitrain.errors import AgreedError, DataError
 from mpitrain.observe.progress import ProgressDisplay
 from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
-from mpitrain.strategies.exchange import exchange_of
 from mpitrain.strategies.parameter_server.servers import ServerCounts, server_counts
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.trainer.damage import locate_damaged_sample
 from mpitrain.trainer.objective import check_best, check_compiled, check_fits, objective
 from mpitrain.trainer.reporting import Report
@@ -195,16 +195,16 @@ class Trainer:
         self, run: ShrinkableRun, parallel: DataParallel, checkpoint: Checkpoint | None, begin: Position
     ) -> tuple[dict[str, list[float]], Times]:
         world, source = self.world, run.source
-        exchange = exchange_of(world)
+        strategy = strategy_of(world)
         display = self._display(source) if world.is_root else None
-        report = Report(exchange, display, self._batch_size, _cardinality(source.train), source.train_count)
+        report = Report(strategy, display, self._batch_size, _cardinality(source.train), source.train_count)
         callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=run.count)]
         callbacks += [] if checkpoint is None else [checkpoint]
         steps = -(-_cardinality(source.train) // self._batch_size)
         every = RunCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
         every.keeps_metrics = run.is_asked_for
         run.every, run.on_loss = every, self._after_loss(run, parallel, checkpoint, report)
-        exchanging, waiting = exchange.statistics.exchange, world.agreement.waiting_seconds
+        exchanging, waiting = strategy.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
             run.begin(begin)
@@ -218,7 +218,7 @@ class Trainer:
                 checkpoint.close()
         own = (
             time.perf_counter() - began,
-            exchange.statistics.exchange - exchanging,
+            strategy.statistics.exchange - exchanging,
             world.agreement.waiting_seconds - waiting,
         )
         return history, run.stage(TIMES, lambda: _mean_times(own, world))

@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.faults.activity import Phase
-from mpitrain.strategies.exchange import exchange_of
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.replicas import verify_replicas
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.logs import epoch_logs
 from mpitrain.training.model_hook import ModelHook
 from mpitrain.training.model_state import (
@@ -21,7 +20,7 @@ from mpitrain.training.model_state import (
     step_counters,
     synchronize_start,
 )
-from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.shares import LossIs
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
@@ -58,7 +57,7 @@ class DataParallel(keras.callbacks.Callback):
         super().__init__()
         self._steps_are = loss_is, sync_batch_norm
         self._world = world or current_world()
-        self._exchange = exchange_of(self._world)
+        self._strategy = strategy_of(self._world)
         self._verify_every = verify_replicas
         self._unverified = self._goes_on = False
         self._spare: Any = None
@@ -94,7 +93,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._world.exchanges:
             if getattr(model, "optimizer", None) is not None:
                 DistributedOptimizer(model.optimizer, world=self._world)
-            self._hook = ModelHook.of(model, self._exchange)
+            self._hook = ModelHook.of(model, self._strategy)
             self._hook.share(*self._steps_are)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -102,13 +101,13 @@ class DataParallel(keras.callbacks.Callback):
         self._world.activity.phase = "start"  # until the first update: tracing takes long
         if self._hook is not None:
             # With several steps a call, a rank's first call may hold fewer updates than another's.
-            in_step = self._exchange.in_step and self.model.steps_per_execution == 1
+            in_step = self._strategy.in_step and self.model.steps_per_execution == 1
             self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
             synchronize_start(self.model, self._world)
             optimizer_hook = hook_of(self.model.optimizer)
             if optimizer_hook is not None and not self._goes_on:
-                optimizer_hook.begin_anew()
+                optimizer_hook.exchange.begin_anew(optimizer_hook.update)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Collective where ranks may have no data at all: trace the update."""
@@ -127,8 +126,8 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             self._hook.active -= 1
             optimizer_hook = hook_of(self.model.optimizer)
-            if optimizer_hook is not None and self._world.is_root:
-                optimizer_hook.fetch_state()
+            if optimizer_hook is not None:
+                optimizer_hook.exchange.fetch_state(optimizer_hook.update)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Collective, once after the first step: replicas are identical. Local: the loss is finite.
@@ -138,7 +137,7 @@ class DataParallel(keras.callbacks.Callback):
         """
         loss = (logs or {}).get("loss")
         if loss is not None and not np.isfinite(loss):
-            self._exchange.reducer.finite.note_loss(float(loss), self._world.activity.updates, self._world.hosts)
+            self._strategy.finite.note_loss(float(loss), self._world.activity.updates, self._world.hosts)
         if self._unverified:
             self._unverified = False
             verify_replicas(replicated(self.model), "after the first step", world=self._world)
@@ -150,7 +149,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             self._hook.active += 1
             self._hook.latest.begin_test()
-            settle_statistics(self.model, self._hook.shares.synchronized_layers, self._exchange)
+            settle_statistics(self.model, self._hook.shares.synchronized_layers, self._strategy)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again, unless this was within a `fit`."""
@@ -164,11 +163,11 @@ class DataParallel(keras.callbacks.Callback):
         """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
         if self._hook is None:
             return
-        self._exchange.join()
+        self._strategy.join()
         if logs is not None:
             logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
         self._agree_on_epoch_end()
-        settle_statistics(self.model, self._hook.shares.synchronized_layers, self._exchange)
+        settle_statistics(self.model, self._hook.shares.synchronized_layers, self._strategy)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
             verify_replicas(replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
 

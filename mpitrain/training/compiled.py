@@ -7,11 +7,12 @@ have to tell each other something before is not compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.strategies.hooks import Hook
+from mpitrain.training.optimizer import Hook
 from mpitrain.training.step_collectives import NotCompilableError, compiled
 
 TrainStep = Callable[[Any], Any]
@@ -42,9 +43,9 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
 
     @tf.function(jit_compile=True)
     def update(means: list[Any]) -> None:
-        hook.apply_means(means, variables)
+        hook.update.apply(means, variables)
 
-    hook.compiled_update = update
+    hook.compiled = replace(hook.update, apply=lambda means, _: update(means))
 
     def step(data: Any) -> Any:
         nonlocal plain
@@ -52,9 +53,9 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
             try:
                 logs, gradients = forward_backward(data)
             except NotCompilableError:
-                plain, hook.compiled_update = True, None
+                plain, hook.compiled = True, None
             else:
-                update(hook.prepare(gradients, variables))
+                hook.make(gradients, variables, hook.compiled or hook.update)
                 return logs
         return train_step(data)
 

@@ -8,23 +8,23 @@ import keras
 import tensorflow as tf
 
 from mpitrain.data.portions import count_rows
-from mpitrain.strategies.exchange import Exchange
+from mpitrain.strategies.strategy import Strategy
 
 
 class LatestStep:
     """Of one model. To be made outside of graphs.
 
     Args:
-        exchange: tells the samples of a training step.
+        strategy: tells the samples of a training step.
 
     Attributes:
         has_rows: its logs may have arrays with a row for each sample.
         accumulates: of a training step no exchange tells, since gradients of several are exchanged at once.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self.has_rows = self.accumulates = False
-        self._exchange, self._tests = exchange, 0
+        self._strategy, self._tests = strategy, 0
         with tf.device("CPU:0"):
             self._tested = tf.Variable([0, 0], trainable=False, name="test_batches_and_rows_of_the_latest")
             self._trained = tf.Variable(0, trainable=False, name="rows_of_the_latest_training_step")
@@ -65,4 +65,7 @@ class LatestStep:
         """Of this rank, behind the numbers of the latest step."""
         if self._tests:
             return float(self._tested[1].numpy())
-        return float(self._trained.numpy()) if self.accumulates else self._exchange.latest_samples
+        if self.accumulates:
+            return float(self._trained.numpy())
+        agreed = self._strategy.agreed
+        return 1.0 if agreed is None else float(agreed.samples[self._strategy.world.rank])

@@ -8,8 +8,7 @@ from typing import Any
 
 import keras
 
-from mpitrain.strategies.exchange import Exchange, exchange_of
-from mpitrain.strategies.hooks import hook_of
+from mpitrain.strategies.strategy import Strategy, strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.compiled import split_train_step
 from mpitrain.training.counting import Counted
@@ -21,7 +20,7 @@ from mpitrain.training.model_state import (
     build,
     synchronize_before_trace,
 )
-from mpitrain.training.optimizer import DistributedOptimizer
+from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.shares import LossIs, Shares
 from mpitrain.world.world import World
 
@@ -38,18 +37,18 @@ class ModelHook:
         latest: what is known of its latest step.
     """
 
-    def __init__(self, model: Any, exchange: Exchange) -> None:
+    def __init__(self, model: Any, strategy: Strategy) -> None:
         self.active = 0
-        self._model, self._exchange = model, exchange
-        self.shares = Shares(model, exchange.world, lambda: self.active > 0)
+        self._model, self._strategy = model, strategy
+        self.shares = Shares(model, strategy, lambda: self.active > 0)
         self._optimizer: Any = None
         self._depth = 0
-        self.latest = LatestStep(exchange)
-        self._first_batches = FirstBatches(exchange.world.activity)
+        self.latest = LatestStep(strategy)
+        self._first_batches = FirstBatches(strategy.world.activity)
         self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._result_or_logs: Callable[[Any], Any] = model._get_metrics_result_or_logs
-        self.logs = Logs(lambda: model.metrics, self._metrics_result, exchange.world, lambda: self.latest.has_rows)
+        self.logs = Logs(lambda: model.metrics, self._metrics_result, strategy.world, lambda: self.latest.has_rows)
         self._own_train_step = self._train_step = self.logs.noted("train", model.train_step)
         self._test_step = self.logs.noted("test", model.test_step)
 
@@ -75,10 +74,10 @@ class ModelHook:
         shares.loss_is, shares.sync_batch_norm = loss_is, sync_batch_norm
 
     @classmethod
-    def of(cls, model: Any, exchange: Exchange) -> ModelHook:
+    def of(cls, model: Any, strategy: Strategy) -> ModelHook:
         """Local: the hook of `model`, made and patched in if it has none."""
         if ATTRIBUTE not in model.__dict__:
-            hook = cls(model, exchange)
+            hook = cls(model, strategy)
             # object.__setattr__: Keras tracks what is assigned to a model; this is none of its state.
             object.__setattr__(model, ATTRIBUTE, hook)
             object.__setattr__(model, "train_step", hook.train_step)
@@ -94,7 +93,7 @@ class ModelHook:
         counted = Counted.of(data)
         if not self.synchronized:
             self.synchronized = True
-            synchronize_before_trace(self._model, counted.data, self._exchange.world)
+            synchronize_before_trace(self._model, counted.data, self._strategy.world)
         if counted.share is None:  # else it is known that ranks read the same, and divide it
             self._first_batches.note(counted.data)
         steps = getattr(self._model.optimizer, "gradient_accumulation_steps", None)
@@ -138,15 +137,15 @@ class ModelHook:
         """Collective when Keras asks at the end of an epoch or evaluation; Local inside a step."""
         if self._depth or not self.active:
             return self._metrics_result()
-        self._exchange.join()
+        self._strategy.join()
         return self.global_result()
 
     def result_or_logs(self, logs: Any) -> Any:
         """Collective at the end of an epoch or evaluation, where Keras takes metrics or, of other names, its logs."""
         if self._depth or not self.active:
             return self._result_or_logs(logs)
-        self._exchange.join()
-        world, own = self._exchange.world, leaves_of(logs)
+        self._strategy.join()
+        world, own = self._strategy.world, leaves_of(logs)
         world.agreement.call("names in logs")
         batches = self.latest.batches
         everyone = world.communicator.all_gather_obj(([*(logs or {})], [*own], batches))
@@ -159,7 +158,7 @@ class ModelHook:
 
     def global_result(self) -> dict[str, Any]:
         """Collective: the model's metrics over the samples of all ranks."""
-        return global_metrics(self._model.metrics, self._metrics_result, self._exchange.world)
+        return global_metrics(self._model.metrics, self._metrics_result, self._strategy.world)
 
 
 def train_on_rows(
@@ -182,7 +181,7 @@ def train_on_rows(
     """
     as_dictionary = arguments.get("return_dict", False)
     DistributedOptimizer(model.optimizer, world=world)
-    hook = ModelHook.of(model, exchange_of(world))
+    hook = ModelHook.of(model, strategy_of(world))
     hook.share(loss_is, sync_batch_norm)
     with hook.activate():
         logs = train(model, **{**arguments, "return_dict": True})

@@ -10,10 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.strategies.exchange import Exchange
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.replicas import adopt, average_statistics, has_value, part_streams, synchronize
-from mpitrain.training.optimizer import replicated_state
+from mpitrain.strategies.strategy import Strategy
+from mpitrain.training.optimizer import hook_of, replicated_state
 from mpitrain.world.world import World
 
 
@@ -65,28 +64,28 @@ def statistics(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
 
 
-def settle_statistics(model: Any, layers: Sequence[Any], exchange: Exchange) -> None:
+def settle_statistics(model: Any, layers: Sequence[Any], strategy: Strategy) -> None:
     """Collective: statistics become the same on all ranks, before they are used.
 
     Args:
         model: of which.
         layers: whose statistics all ranks with data take together: those of one that took part in the latest step
             are right, for ranks without data have missed it. Of the others the mean is taken.
-        exchange: knows the latest step.
+        strategy: knows the latest step.
     """
-    agreed = exchange.reducer.agreed
+    agreed = strategy.agreed
     latest = 0 if agreed is None else int(np.argmax(agreed.samples > 0))
     common = {id(v): v for layer in layers for v in layer.non_trainable_variables}
     own = [v for v in statistics(model) if id(v) not in common]
     if common:
-        adopt([*common.values()], latest, world=exchange.world)
-    average_statistics(own, world=exchange.world)
+        adopt([*common.values()], latest, world=strategy.world)
+    average_statistics(own, world=strategy.world)
 
 
 def replicated(model: Any) -> list[Any]:
     """Local: what the optimizer keeps identical: weights that are trained, and its own state."""
     hook = hook_of(model.optimizer)
-    own = [] if hook is not None and hook.served else replicated_state(model.optimizer)
+    own = [] if hook is not None and not hook.exchange.replicates_state else replicated_state(model.optimizer)
     return [*model.trainable_variables, *own]
 
 

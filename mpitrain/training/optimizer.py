@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,13 +14,14 @@ import tensorflow as tf
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
-from mpitrain.strategies.exchange import EmptyUpdate, Exchange, exchange_of
-from mpitrain.strategies.hooks import ATTRIBUTE, Hook, hook_of
+from mpitrain.strategies.joining import Part
 from mpitrain.strategies.replicas import has_value, synchronize
+from mpitrain.strategies.strategy import Exchange, Update, strategy_of
 from mpitrain.strategies.weighting import added_up, are_added_up, current_samples, sample_count, sums
 from mpitrain.training.counting import current_share
-from mpitrain.world.start import current_world
 from mpitrain.world.world import World
+
+ATTRIBUTE = "_mpitrain_hook"
 
 
 def DistributedOptimizer(  # noqa: N802 (the field's name)
@@ -44,7 +46,7 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
     Args:
         optimizer: a built or new `keras.optimizers.Optimizer`; calling this again changes nothing.
         world: the job; the current one by default.
-        exchange: what takes the mean; that of `world` by default.
+        exchange: what its gradients go to; the strategy of `world` by default.
         synchronize_first: before the first update, variables and optimizer state become those of rank 0.
         loss_is: what each rank's loss is: a `mean` over its samples, or a `sum`, so that gradients are added up. What
             `sample_count` or the callback `DataParallel` says goes before.
@@ -60,30 +62,19 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
             f"DistributedOptimizer needs a Keras 3 optimizer, not {type(optimizer).__name__}; "
             "give an object, as in DistributedOptimizer(keras.optimizers.Adam())."
         )
-    world = exchange.world if exchange else world or current_world()
-    if exchange is None and world.parameter_server is not None:
-        if sums(loss_is):
-            raise UsageError("parameter servers average gradients: divide the loss by the samples of each rank")
-        return _served(optimizer, world)
+    adds, exchange = sums(loss_is), exchange or strategy_of(world)
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:
         inner.remove()
-    if world.size > 1 and hook_of(optimizer) is None:
-        _Hook(optimizer, exchange or exchange_of(world), synchronize_first, sums(loss_is)).install()
+    if strategy_of(exchange.world).exchanges and hook_of(optimizer) is None:
+        Hook(optimizer, exchange, synchronize_first, adds).install()
     return optimizer
 
 
-def _served(optimizer: Any, world: World) -> Any:
-    """Local: make parameter servers do the updates of an optimizer."""
-    from mpitrain.strategies.parameter_server.served import ServedExchange, ServedHook
-
-    inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
-    if inner is not None:
-        inner.remove()
-    exchange = exchange_of(world)
-    if hook_of(optimizer) is None and isinstance(exchange, ServedExchange):
-        ServedHook(optimizer, exchange).install()
-    return optimizer
+def hook_of(optimizer: Any) -> Hook | None:
+    """Local: what DistributedOptimizer added to `optimizer`, if anything."""
+    found: Hook | None = optimizer.__dict__.get(ATTRIBUTE)
+    return found
 
 
 def replicated_state(optimizer: Any) -> list[Any]:
@@ -117,76 +108,105 @@ def _no_samples() -> tf.Variable:
         return tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
 
-class _Hook(Hook):
-    """Gradients become the mean over all ranks."""
+class Hook:
+    """What is patched into a Keras optimizer: its gradients go to an exchange, which says what is applied.
+
+    Args:
+        optimizer: a Keras optimizer.
+        exchange: what its gradients go to.
+        synchronize_first: before the first update, variables and optimizer state become those of rank 0.
+        adds: its gradients are added up, see `Update.added_up`.
+
+    Attributes:
+        exchange: see above.
+        update: what the exchange knows of this optimizer.
+        captured: while a list, `apply` only notes the gradients there (see `compiled`).
+        compiled: the update where the step is compiled, so that a rank without data makes it with the same bits.
+        synchronized: the replicas were made identical before the first update.
+        accumulation_steps: steps of which one exchange takes the mean; 0 when every step exchanges.
+        accumulated_samples: where gradients are accumulated, of how many samples; a scalar float64 variable.
+    """
+
+    accumulated_samples: Any = None
 
     def __init__(self, optimizer: Any, exchange: Exchange, synchronize_first: bool = True, adds: bool = False) -> None:
-        super().__init__(optimizer, exchange)
-        self._adds = adds
+        self.optimizer, self.exchange = optimizer, exchange
+        self.captured: list[tuple[list[Any], list[Any]]] | None = None
+        self.compiled: Update | None = None
         self.synchronized = self._traced = not synchronize_first
         self._checked = False
-        self._apply: Callable[..., Any] = optimizer.apply
-        if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
-            exchange.reducer.finite.may_overflow.add(self._title)
         self._variables: list[Any] = []
-        self._empty_updates: list[EmptyUpdate] = []  # the exchange refers to them weakly
+        self._parts: list[Part] = []  # the exchange refers to them weakly
+        strategy = strategy_of(exchange.world)
+        title = f"update by optimizer {strategy.next_number()} ({type(optimizer).__name__})"
+        self.update = Update(title, optimizer.apply, optimizer, self._synchronize, self._without_data, adds)
+        exchange.attach(self.update)
         # Inside a LossScaleOptimizer a rank may skip an update that others make, so there the mean
         # is taken outside, for every micro-batch.
-        self.accumulation_steps = int(getattr(optimizer, "gradient_accumulation_steps", None) or 0)
-        if hasattr(optimizer, "inner_optimizer"):
-            self.accumulation_steps = 0
+        steps = 0 if hasattr(optimizer, "inner_optimizer") else getattr(optimizer, "gradient_accumulation_steps", None)
+        self.accumulation_steps = int(steps or 0) if exchange.takes_accumulated else 0
+        if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
+            strategy.finite.may_overflow.add(title)
         if self.accumulation_steps:
+            clip = optimizer._clip_gradients
+            self._clipped = replace(self.update, apply=lambda means, variables: clip(means))
             # In a thread of its own: where a tf.function is traced, none may be made in any trace but its first.
             with ThreadPoolExecutor(1) as pool:
                 self.accumulated_samples = pool.submit(_no_samples).result()
 
     def install(self) -> None:
+        """Local: patch the optimizer."""
         optimizer = self.optimizer
-        # object.__setattr__: Keras tracks what is assigned to an optimizer; this is none of its state.
-        object.__setattr__(optimizer, ATTRIBUTE, self)
-        object.__setattr__(optimizer, "apply", self.apply)
+        patched: dict[str, Any] = {ATTRIBUTE: self, "apply": self.apply}
         if self.accumulation_steps:
-            clip = optimizer._clip_gradients
-            object.__setattr__(optimizer, "_clip_gradients", lambda grads: clip(self._mean_of_accumulated(grads)))
+            patched["_clip_gradients"] = self._clip_mean
+        if not self.exchange.replicates_state:
+            patched |= {
+                "save_own_variables": self._with_state(optimizer.save_own_variables),
+                "finalize_variable_values": self._with_state(optimizer.finalize_variable_values, optimizer.use_ema),
+            }
+        for name, value in patched.items():
+            # object.__setattr__: Keras tracks what is assigned to an optimizer; this is none of its state.
+            object.__setattr__(optimizer, name, value)
+        self._patched = list(patched)
 
     def remove(self) -> None:
-        for name in (ATTRIBUTE, "apply", "_clip_gradients"):
-            if name in self.optimizer.__dict__:
-                object.__delattr__(self.optimizer, name)
+        """Local: the optimizer is as it was."""
+        for name in self._patched:
+            object.__delattr__(self.optimizer, name)
+
+    def _with_state(self, method: Callable[..., Any], fetches: bool = True) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if fetches:
+                self.exchange.fetch_state(self.update, alone=True)
+            return method(*args)
+
+        return call
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-        """Collective: as `Optimizer.apply`, with the mean of the gradients of all ranks."""
+        """Collective: as `Optimizer.apply`, with the gradients of all ranks."""
         if not self._checked or not tf.executing_eagerly():  # not at every eager step: it reads the stack
             self._checked = True
             _refuse_inside_loss_scaling(self.optimizer)
-        grads = list(grads)
-        if trainable_variables is None:
-            variables = list(self.optimizer._trainable_variables)
-        else:
-            trainable_variables = variables = list(trainable_variables)
+        variables = list(self.optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if self.captured is not None:
-            self.captured.append((grads, variables))
+            self.captured.append((list(grads), variables))
             return None
-        with added_up(self._adds, always=False):
-            means = self.prepare(grads, variables)
-            if not self.exchange.whole_updates:
-                return self._apply(means, trainable_variables)
-            with tf.control_dependencies(
-                [m.values if isinstance(m, tf.IndexedSlices) else m for m in means if m is not None]
-            ):
-                return self._apply(means, trainable_variables)
+        return self.make(list(grads), variables, self.update)
 
-    def prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Collective: the mean of gradients; where they are accumulated, their sum over this rank's samples."""
-        if not tf.executing_eagerly() and not self._traced:
-            # What the graph reads may be read before its first exchange assigns it.
-            self._traced = True
-            with tf.init_scope():
-                synchronize([v for v in self._state(variables) if has_value(v)], world=self.exchange.world)
-        if not self.accumulation_steps:
-            self._register(grads, variables)
-            return self.exchange.mean(grads, variables, self._title, lambda: self._synchronize(variables))
+    def make(self, grads: Sequence[Any], variables: Sequence[Any], update: Update) -> Any:
+        """Collective: one update; where gradients are accumulated, with the last of them."""
+        with added_up(update.added_up, always=False):
+            if not self.accumulation_steps:
+                return self.exchange.update(grads, variables, update)
+            own = self._accumulated(grads)
+            self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+            self.exchange.expect(own, variables, self._clipped)
+            return update.apply(own, variables)
+
+    def _accumulated(self, grads: Sequence[Any]) -> list[Any]:
+        """Local: gradients as sums over this rank's samples, which are counted."""
         # Of a batch that ranks divide the share: Keras counts all batches alike, however many rows they have.
         share = current_share()
         samples = tf.cast(current_samples() if share is None else share, tf.float64)
@@ -196,17 +216,10 @@ class _Hook(Hook):
         with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
             self.accumulated_samples.assign_add(samples)
         factor = tf.ones_like(samples) if are_added_up() else samples
-        own = [None if g is None else tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
-        self._variables = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        self._register(own, variables)
-        return own
+        return [None if g is None else tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
 
-    def apply_means(self, means: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Local: the rest of the update, after the exchange."""
-        self._apply(means, variables)
-
-    def _mean_of_accumulated(self, grads: Sequence[Any]) -> list[Any]:
-        """Collective: the mean over the samples of all micro-batches of all ranks.
+    def _clip_mean(self, grads: Sequence[Any]) -> list[Any]:
+        """Collective: the mean over the samples of all micro-batches of all ranks, clipped.
 
         Args:
             grads: sums over this rank's samples, divided by the number of micro-batches, as Keras does.
@@ -215,14 +228,20 @@ class _Hook(Hook):
         factor = tf.math.divide_no_nan(tf.cast(self.accumulation_steps, tf.float64), samples)
         factor = tf.ones_like(samples) if are_added_up() else factor
         own = [g * tf.cast(factor, g.dtype) for g in grads]
-        variables = self._variables
         with sample_count(samples):
-            means = self.exchange.mean(own, variables, self._title, lambda: self._synchronize(variables))
+            clipped: list[Any] = self.exchange.update(own, self._variables, self._clipped)
         self.accumulated_samples.assign(0.0)
-        return means
+        return clipped
 
     def _synchronize(self, variables: Sequence[Any]) -> bool:
-        """Collective, at the first update: rank 0's variables on all ranks; True if some rank had others."""
+        """Collective, at the first update and before the first trace: rank 0's variables; True if some were others."""
+        world = self.exchange.world
+        if not tf.executing_eagerly():
+            if not self._traced:
+                self._traced = True
+                with tf.init_scope():
+                    synchronize([v for v in self._state(variables) if has_value(v)], world=world)
+            return False
         if self.synchronized:
             return False
         self.synchronized = True
@@ -231,38 +250,30 @@ class _Hook(Hook):
             both = (self.optimizer, getattr(self.optimizer, "inner_optimizer", self.optimizer))
             counters = {id(optimizer._iterations) for optimizer in both}
             state = [variable for variable in state if id(variable) not in counters]
-        return synchronize(state, world=self.exchange.world)
+        return synchronize(state, world=world)
 
     def _state(self, variables: Sequence[Any]) -> list[Any]:
-        state = {id(variable): variable for variable in variables if self.exchange.is_shared(variable)}
+        is_shared = self.exchange.is_shared
+        state = {id(variable): variable for variable in variables if is_shared(variable)}
         if self.optimizer.built:
-            own = {id(slot) for slot in slots_of(self.optimizer, lambda v: not self.exchange.is_shared(v))}
+            own = {id(slot) for slot in slots_of(self.optimizer, lambda variable: not is_shared(variable))}
             state |= {id(v): v for v in replicated_state(self.optimizer) if id(v) not in own}
         return list(state.values())
 
-    def _register(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Tell the exchange how to make this update when this rank has no data left."""
-        pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        if not pairs:
-            return
-        kept = [variable for _, variable in pairs]
-        plan = self.exchange.plan_update([gradient for gradient, _ in pairs], kept, self._title)
-        if self.exchange.knows(plan.call):
-            return
-        specs, adds = [spec_of(gradient, variable) for gradient, variable in pairs], are_added_up()
+    def _without_data(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Part:
+        """Local: how this rank makes such an update when it has no data left."""
+        specs = [spec_of(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        kept, adds = list(variables), are_added_up()
 
         def nothing() -> None:
             zeros = [_zero(spec) for spec in specs]
             with sample_count(0.0), added_up(adds):
-                if self.compiled_update is not None:
-                    self.compiled_update(self.prepare(zeros, kept))
-                else:
-                    self.apply(zeros, kept)
+                self.make(zeros, kept, self.compiled or self.update)
 
         # As the others do it, so that it gives the same bits.
         update = nothing if tf.executing_eagerly() else tf.function(nothing, autograph=False)
 
-        def catch_up() -> None:
+        def run() -> None:
             if self.accumulation_steps:
                 while (int(self.optimizer._iterations.numpy()) + 1) % self.accumulation_steps:
                     update()  # a micro-batch of zeros: no exchange yet
@@ -271,9 +282,8 @@ class _Hook(Hook):
         def samples() -> float:
             return float(self.accumulated_samples.numpy()) if self.accumulation_steps else 0.0
 
-        empty = EmptyUpdate(catch_up, samples)
-        self._empty_updates.append(empty)
-        self.exchange.register_empty_update(plan.call, empty)
+        self._parts.append(Part(run, samples))
+        return self._parts[-1]
 
 
 def _refuse_inside_loss_scaling(optimizer: Any) -> None:

@@ -21,6 +21,7 @@ from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
 
+from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
 from mpitrain.training.step_collectives import StepCollectives
@@ -43,7 +44,7 @@ class Shares:
 
     Args:
         model: a Keras model.
-        world: the job.
+        strategy: of the job.
         active: whether all ranks run a step; asked at each run.
 
     Attributes:
@@ -53,12 +54,12 @@ class Shares:
         sync_batch_norm: batch normalization uses the moments of all ranks' rows.
     """
 
-    def __init__(self, model: Any, world: World, active: Callable[[], bool]) -> None:
+    def __init__(self, model: Any, strategy: Strategy, active: Callable[[], bool]) -> None:
         _install()
         self.loss_is: LossIs | None = "mean"
         self.sync_batch_norm = False
-        self.collectives = StepCollectives(world, active)
-        self.model, self._world = model, world
+        self.collectives = StepCollectives(strategy.world, active)
+        self.model, self._strategy = model, strategy
         self._told: set[str] = set()
 
     @contextlib.contextmanager
@@ -86,7 +87,7 @@ class Shares:
     @property
     def served(self) -> bool:
         """Parameter servers average gradients, and workers do not take their steps together."""
-        return self._world.parameter_server is not None
+        return not self._strategy.lockstep
 
     def tell_of_assumption(self, what: str) -> None:
         """Local: where the whole batch was asked for: what nobody can know."""
@@ -95,7 +96,7 @@ class Shares:
 
     def tell(self, text: str) -> None:
         """Local: once, on rank 0."""
-        if self._world.is_root and text not in self._told:
+        if self._strategy.world.is_root and text not in self._told:
             sys.stderr.write(f"mpitrain: {text}\n")
         self._told.add(text)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.strategies.exchange import Exchange, current_exchange
+from mpitrain.strategies.strategy import Exchange, Update, strategy_of
 from mpitrain.strategies.weighting import added_up, current_samples, sample_count, sums
 from mpitrain.world.world import World
 
@@ -17,7 +18,7 @@ class DistributedGradientTape:
     Args:
         tape: a tape that has recorded, or is recording.
         world: the job; the current one by default.
-        exchange: what takes the mean; that of `world` by default.
+        exchange: what takes the mean; the strategy of `world` by default.
         synchronize_first: variables become those of rank 0 when they are first seen here.
         loss_is: what each rank's target is: a `mean` over its samples, or a `sum`, so that gradients are added up.
             What `sample_count` says goes before.
@@ -36,9 +37,9 @@ class DistributedGradientTape:
         loss_is: str = "mean",
     ) -> None:
         self._tape = tape
-        self._exchange = exchange or current_exchange(world)
-        self._synchronize_first = synchronize_first
-        self._adds = sums(loss_is)
+        self._exchange = exchange or strategy_of(world)
+        synchronized = self._synchronize if synchronize_first else None
+        self._update = Update("gradients of a tape", synchronize=synchronized, added_up=sums(loss_is))
 
     def gradient(
         self,
@@ -64,19 +65,16 @@ class DistributedGradientTape:
                 Without it, what that says; without that all ranks weigh the same.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
-        variables = tf.nest.flatten(sources)
-        if not tf.executing_eagerly() and self._exchange.world.size > 1 and self._synchronize_first:
-            with tf.init_scope():
-                self._exchange.synchronize_once(variables)
         samples = current_samples() if samples is None else samples
-        with sample_count(samples), added_up(self._adds, always=False):
-            means = self._exchange.mean(
-                tf.nest.flatten(gradients),
-                variables,
-                "gradients of a tape",
-                (lambda: self._exchange.synchronize_once(variables)) if self._synchronize_first else None,
-            )
+        with sample_count(samples), added_up(self._update.added_up, always=False):
+            means = self._exchange.update(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._update)
         return tf.nest.pack_sequence_as(sources, means)
+
+    def _synchronize(self, variables: Sequence[Any]) -> bool:
+        """Collective: rank 0's values for variables that no tape has seen before; True if any differed."""
+        shared = [variable for variable in variables if self._exchange.is_shared(variable)]
+        with tf.init_scope():
+            return strategy_of(self._exchange.world).synchronize_once(shared)
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()

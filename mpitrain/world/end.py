@@ -67,7 +67,7 @@ def _leave(world: World) -> None:
         RankLostError: one was lost, and the job is to end then.
     """
     try:
-        world.leave()
+        world.strategy.leave()
     except RankLostError:
         if world.faults.on_failure != SHRINK:
             raise

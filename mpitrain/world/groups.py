@@ -11,11 +11,15 @@ from typing import Any
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.errors import RankLostError
+from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.topology import topology
+from mpitrain.world.policy import MakePolicy, by_size
 from mpitrain.world.world import World, world_of
 
 
-def group(world: World, ranks: Sequence[int]) -> World | None:
+def group(
+    world: World, ranks: Sequence[int], faults: FaultOptions | None = None, make_strategy: MakePolicy = by_size
+) -> World | None:
     """Collective: all ranks of `world` make a group of some of them.
 
     A rank that comes to the end of its program says so in all its groups at once, and leaves them when all ranks
@@ -24,6 +28,8 @@ def group(world: World, ranks: Sequence[int]) -> World | None:
     Args:
         world: of whom the ranks are.
         ranks: different, ascending, the same on all ranks.
+        faults: how they are dealt with in the group.
+        make_strategy: of what its ranks exchange.
 
     Returns:
         The job as the members see it, with ranks counted from 0; None on ranks that are not members.
@@ -43,7 +49,9 @@ def group(world: World, ranks: Sequence[int]) -> World | None:
         ranks.index(world.rank), [world.topology.nodes[rank] for rank in ranks], [world.hosts[rank] for rank in ranks]
     )
     communicator: Communicator = LocalCommunicator() if len(ranks) == 1 else part
-    member = world_of(communicator, place, world.devices, world.threads, ranks)
+    member = world_of(
+        communicator, place, world.devices, world.threads, ranks, faults=faults, make_strategy=make_strategy
+    )
     if member.size > 1:
         _leave_with(world, member)
     return member
@@ -77,7 +85,7 @@ def _leave_with(world: World, member: World) -> None:
     def wait() -> None:
         ended.wait()
         with contextlib.suppress(RankLostError):  # the job is being left as well: who is lost is dealt with there
-            member.leave()
+            member.strategy.leave()
         left.set()
 
     threading.Thread(target=wait, name="leave group", daemon=True).start()

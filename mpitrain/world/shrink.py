@@ -158,5 +158,4 @@ def _renew(world: World, left: list[int]) -> None:
     )
     world.numbers = tuple(world.numbers[rank] for rank in left)
     world.agreement.renew(world.topology.hosts, world.numbers)
-    for renew in world.on_shrink:
-        renew()
+    world.strategy.on_shrink()

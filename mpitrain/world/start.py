@@ -97,8 +97,8 @@ def init(
     )
     pools = share.threads(communicator, topology, *(threads or (None, None)))
     environ.update(pools.environment)
-    world = world_of(communicator, topology, plan, pools)
-    world.faults, world.watchdog = faults, watchdog
+    world = world_of(communicator, topology, plan, pools, faults=faults)
+    world.watchdog = watchdog
     shrink.check(world)
     _current.append(world)
     finish_with(exits, world)

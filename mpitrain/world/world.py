@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from mpitrain.comm.all_reduce import AllReduce, layout_of
 from mpitrain.comm.communicator import Communicator
@@ -15,6 +15,7 @@ from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import Topology
 from mpitrain.world.agreement import Agreement
+from mpitrain.world.policy import MakePolicy, Policy, by_size
 
 
 @dataclass(eq=False)
@@ -31,9 +32,7 @@ class World:
         faults: how faults are dealt with.
         watchdog: talks to the other ranks beside MPI; None with one rank.
         numbers: of the ranks, in the job as it was started; others than 0, 1, 2, ... once some were lost.
-        on_shrink: called when ranks were lost, after all else is renewed.
-        leave: collective, called at the end of the program; returns when all ranks have come to theirs.
-        parameter_server: what hosts the parameters of these ranks, if anything does.
+        strategy: what these ranks exchange, and when; see `strategies.strategy.strategy_of`. `make_strategy` makes it.
         shrink_group: those with which they lose ranks together.
         departures: of the groups this rank is in, a function that begins to leave and one that waits for all to leave.
     """
@@ -46,16 +45,15 @@ class World:
     threads: ThreadPlan
     faults: FaultOptions = field(default_factory=FaultOptions)
     watchdog: Watchdog | None = None
-    parameter_server: object = None
+    make_strategy: InitVar[MakePolicy] = by_size
+    strategy: Policy = field(init=False)
     numbers: tuple[int, ...] = field(init=False)
-    on_shrink: list[Callable[[], object]] = field(default_factory=list, init=False)
-    leave: Callable[[], object] = field(init=False)
     shrink_group: ShrinkGroup = field(init=False)
     departures: list[tuple[Callable[[], object], Callable[[], object]]] = field(default_factory=list, init=False)
 
-    def __post_init__(self) -> None:
-        self.leave = self.agreement.leave
+    def __post_init__(self, make_strategy: MakePolicy) -> None:
         self.numbers = tuple(range(self.size))
+        self.strategy = make_strategy(self)
         self.shrink_group = ShrinkGroup(self)
 
     @property
@@ -96,7 +94,7 @@ class World:
     @property
     def exchanges(self) -> bool:
         """Whether gradients of this rank go anywhere."""
-        return self.size > 1 or self.parameter_server is not None
+        return self.strategy.exchanges
 
     @property
     def activity(self) -> Activity:
@@ -125,6 +123,9 @@ def world_of(
     devices: DevicePlan,
     threads: ThreadPlan,
     ranks: Sequence[int] | None = None,
+    *,
+    faults: FaultOptions | None = None,
+    make_strategy: MakePolicy = by_size,
 ) -> World:
     """Local: the World of these ranks.
 
@@ -134,7 +135,11 @@ def world_of(
         devices: of this rank.
         threads: of this rank.
         ranks: their numbers in the job, for messages, where they are a part of it.
+        faults: how they are dealt with.
+        make_strategy: of what they exchange.
     """
     layout = layout_of(communicator.library, topology)
     agreement = Agreement(communicator, topology.hosts, ranks)
-    return World(topology, communicator, agreement, AllReduce(communicator, layout, os.environ), devices, threads)
+    all_reduce = AllReduce(communicator, layout, os.environ)
+    faults = faults or FaultOptions()
+    return World(topology, communicator, agreement, all_reduce, devices, threads, faults, make_strategy=make_strategy)

@@ -12,7 +12,7 @@ import tensorflow as tf
 import mpitrain
 from mpitrain.errors import AgreedError
 from mpitrain.scripts.batch_callbacks import looks_at, synchronize_callbacks
-from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.logs import leaves_of
 from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
@@ -195,7 +195,7 @@ def test_batches_of_ranks_with_different_numbers_of_them(make: Any, falls: int) 
     compare(recorder, expected)
     check_same(model, reference)
     check_history(history, numbers, 1e-9)
-    assert exchange_of(WORLD).takes_part == []
+    assert strategy_of(WORLD).joining.takes_part == []
     assert (sum(name == "train end" for name, _, _ in recorder.seen) < 3 * 4) == (falls > 0)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import AgreedError, MismatchError
-from mpitrain.strategies.exchange import current_exchange, exchange_of
+from mpitrain.strategies.strategy import Update, strategy_of
 from tests.spmd.truth import WORLD, batches, merged
 
 pytestmark = pytest.mark.usefixtures("double_precision")  # also of learning rates
@@ -133,7 +133,7 @@ def test_joining_when_out_of_data(in_graph: bool) -> None:
     run = tf.function(step) if in_graph else step
     for x, y in everyone[WORLD.rank]:
         run(tf.constant(x), tf.constant(y))
-    exchange_of(WORLD).join()
+    strategy_of(WORLD).join()
     check(variables, reference(0.1, merged(everyone)))
 
 
@@ -188,19 +188,19 @@ def test_what_xla_cannot_compile_is_refused(function: Any) -> None:
 @pytest.mark.few_ranks
 def test_gradients_without_a_mean_are_refused() -> None:
     variables = [tf.Variable([1, 2], name="counts"), tf.Variable([1.0, 2.0], shape=tf.TensorShape(None), name="free")]
-    exchange = current_exchange()
+    strategy = strategy_of()
     with pytest.raises(AgreedError, match=r"^the gradient of counts:0 is of int32, and a mean over ranks needs"):
-        exchange.mean([tf.constant([1, 2])], variables[:1], "update")
-    (mean,) = exchange.mean([tf.constant([1.0, WORLD.rank])], variables[1:], "update")
+        strategy.update([tf.constant([1, 2])], variables[:1], Update("update"))
+    (mean,) = strategy.update([tf.constant([1.0, WORLD.rank])], variables[1:], Update("update"))
     np.testing.assert_allclose(mean, [1.0, (WORLD.size - 1) / 2])
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def unknown(gradient: Any) -> Any:
-        return exchange.mean([gradient], variables[1:], "update")
+        return strategy.update([gradient], variables[1:], Update("update"))
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def told(gradient: Any) -> Any:
-        return exchange.mean([tf.ensure_shape(gradient, [2])], variables[1:], "update")
+        return strategy.update([tf.ensure_shape(gradient, [2])], variables[1:], Update("update"))
 
     with pytest.raises(AgreedError, match=r"^the shape of the gradient of free:0 is not known while a graph is traced"):
         unknown(tf.constant([1.0, 2.0]))

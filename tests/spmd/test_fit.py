@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.errors import ReplicaError, UsageError
-from mpitrain.strategies.exchange import exchange_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from tests.spmd.truth import FEATURES, WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
 
@@ -112,7 +112,7 @@ def test_accumulation_exchanges_once_an_update(sizes: list[list[int]], kind: str
     # The truth: one step over the two micro-batches together, weighted by samples.
     together = [merged(everyone)[i : i + 2] for i in range(0, 4, 2)]
     pairs = [tuple(np.concatenate([p[part] for p in two]) for part in (0, 1)) for two in together]
-    updates = exchange_of(WORLD).statistics.updates
+    updates = strategy_of(WORLD).statistics.updates
     maker: Any = mlp if kind == "dense" else embedding
     change: Any = (lambda pair: pair) if kind == "dense" else to_words
     # Keras itself clips the rows of a sparse gradient before it merges those of equal index.
@@ -122,7 +122,7 @@ def test_accumulation_exchanges_once_an_update(sizes: list[list[int]], kind: str
     fit(model, [change(p) for p in everyone[WORLD.rank]], True, epochs=1)
     fit(reference, [change(p) for p in pairs], False, epochs=1)
     if WORLD.size > 1:
-        assert exchange_of(WORLD).statistics.updates - updates == 2
+        assert strategy_of(WORLD).statistics.updates - updates == 2
         check_same(model, reference)
 
 
@@ -145,7 +145,7 @@ def test_accumulation_where_ranks_run_out_of_data(sizes: list[list[int]]) -> Non
 @pytest.mark.parametrize("before_compile", [False, True])
 def test_mixed_float16_skips_the_same_steps(before_compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # What overflows is no fault: the loss is scaled until it does.
-    monkeypatch.setattr(exchange_of(WORLD).reducer.finite, "action", "stop")
+    monkeypatch.setattr(strategy_of(WORLD).finite, "action", "stop")
     keras.config.set_floatx("float32")
     policy = keras.dtype_policies.DTypePolicy("mixed_float16")
     keras.config.set_dtype_policy(policy)

@@ -52,7 +52,7 @@ class Client(Talk):
         hosts: Sequence[str],
     ) -> None:
         super().__init__(there, back, roles, hosts)
-        self.options, self._agreement = options, agreement
+        self.options, self._agreement, self._all_roles = options, agreement, roles
         self.activity, self.hosts = there.activity, len(set(hosts))
         self._pool, self._generations, self._stopped = BufferPool(), 0, False
         self._left_behind: list[object] = []
@@ -381,16 +381,16 @@ class Client(Talk):
         self._say(server, Message(Kind.COUNTS, session.number))
         return dict(self._hear_text(server))
 
-    def go_on(self, roles: Roles, hosts: Sequence[str]) -> None:
+    def go_on(self, numbers: Sequence[int], hosts: Sequence[str]) -> None:
         """Local: ranks were lost, perhaps in the middle of an update.
 
         Args:
-            roles: of those that are left.
+            numbers: in the job as it was started, of those that are left.
             hosts: of each.
         """
         self._left_behind.append((self._pool, [session.go_on() for session in self.sessions.values()]))
         self._pool, self._generations = BufferPool(), 0
-        self.between(roles, hosts)
+        self.between(self._all_roles.among(numbers), hosts)
 
     def stop(self) -> None:
         """Local: this worker has come to the end of its program; the servers do not wait for it any more."""

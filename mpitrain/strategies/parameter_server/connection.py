@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from typing import Any
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import RankLostError, UsageError
@@ -17,6 +16,7 @@ from mpitrain.strategies.parameter_server.messages import NEVER_LATE
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import COLOCATED, Roles, roles
 from mpitrain.strategies.parameter_server.server import Server
+from mpitrain.strategies.parameter_server.strategy import ParameterServers, servers_of
 from mpitrain.world import shrink
 from mpitrain.world.consensus import check_equal, run_on_all
 from mpitrain.world.groups import group
@@ -47,7 +47,13 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     survives = world.faults.on_failure == SHRINK
     options = dataclasses.replace(options, whole_updates=survives)
     there, back = _ways(world, chosen)
-    member = group(world, chosen.workers)
+
+    def served(member: World) -> ParameterServers:
+        # What the workers do among themselves the watchdog sees, as if it were the job's.
+        member.communicator.activity = world.activity
+        return ParameterServers(member, Client(there, back, chosen, options, member.agreement, world.hosts))
+
+    member = group(world, chosen.workers, world.faults, served)
     if survives:
         shrink.bind(world, member, chosen.servers)
     server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
@@ -59,27 +65,22 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     if server is not None:
         thread = threading.Thread(target=server.serve, name="mpitrain server", daemon=True)
         thread.start()
-    # What the workers do among themselves the watchdog sees, as if it were the job's.
-    member.communicator.activity = world.activity
-    member.faults = world.faults
-    client = Client(there, back, chosen, options, member.agreement, world.hosts)
-    member.parameter_server = client
-    world.on_shrink.append(lambda: client.go_on(chosen.among(world.numbers), world.hosts))
-    world.departures.append((functools.partial(_stop, client), lambda: thread.join() if thread is not None else None))
+    stop = functools.partial(_stop, client_of(member))
+    world.departures.append((stop, lambda: thread.join() if thread is not None else None))
     use(member)
     return member
 
 
 def is_served(world: World) -> bool:
     """Local: whether the parameters of these ranks are hosted by servers."""
-    return world.parameter_server is not None
+    return servers_of(world) is not None
 
 
 def client_of(world: World) -> Client:
     """Local: the servers of these workers."""
-    client: Any = world.parameter_server
-    assert isinstance(client, Client)
-    return client
+    servers = servers_of(world)
+    assert servers is not None
+    return servers.client
 
 
 def _chosen(options: ServerOptions, world: World) -> Roles:

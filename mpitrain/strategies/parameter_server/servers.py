@@ -6,10 +6,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from mpitrain.config import own
-from mpitrain.strategies.hooks import hook_of, own_rows
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.parameter_server.served import served_of
 from mpitrain.world.start import init
 from mpitrain.world.world import World
 
@@ -53,10 +55,10 @@ def histogram(counts: dict[int, int]) -> str:
 
 def server_counts(model: Any, world: World) -> ServerCounts | None:
     """Collective: the counts of the server of the last part; None where gradients are averaged by all ranks."""
-    hook = hook_of(model.optimizer)
-    if hook is None or not hook.served:
+    served = served_of(model.optimizer)
+    if served is None:
         return None
-    told: dict[str, Any] = world.communicator.broadcast_obj(hook.counts() if world.is_root else None)
+    told: dict[str, Any] = world.communicator.broadcast_obj(served.counts() if world.is_root else None)
     staleness = {int(age): count for age, count in told.get("staleness", {}).items()}
     return ServerCounts(told.get("updates", 0), sum(told.get("dropped", {}).values()), staleness)
 
@@ -133,5 +135,7 @@ def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
         A tensor (number of indices, ...). Before the first update, and where there are no servers, the rows that the
         variable has here.
     """
-    hook = hook_of(optimizer)
-    return own_rows(variable, indices) if hook is None else hook.pull_rows(variable, indices)
+    served = served_of(optimizer)
+    if served is None:
+        return tf.gather(getattr(variable, "value", variable), tf.reshape(indices, [-1]))
+    return served.pull_rows(variable, indices)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.shares import OF_SERVERS, Shares, taken_for_a_mean
 from mpitrain.world.world import World
@@ -111,7 +112,7 @@ def test_losses(case: str, ranks: int) -> None:
 
 def test_what_is_assumed_is_told_once_by_rank_0(capfd: pytest.CaptureFixture[str]) -> None:
     def rank(world: World) -> None:
-        shares = Shares(keras.Sequential(), world, lambda: True)
+        shares = Shares(keras.Sequential(), strategy_of(world), lambda: True)
         shares.tell_of_assumption("it")  # nobody has asked
         shares.loss_is = "whole"
         for _ in range(2):

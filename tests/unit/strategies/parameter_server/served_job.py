@@ -16,10 +16,10 @@ from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
-from mpitrain.strategies.exchange import exchange_of
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
+from mpitrain.strategies.parameter_server.served import served_of
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import start
@@ -70,8 +70,8 @@ def _run(communicator: Any, work: Callable[[World], Any], options: dict[str, Any
         communicator = MortalCommunicator.of(communicator, left)
     hosts = ["host"] * communicator.size
     place = topology(communicator.rank, hosts, hosts)
-    world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8))
-    world.faults = FaultOptions(on_failure="shrink" if dying else "abort")
+    faults = FaultOptions(on_failure="shrink" if dying else "abort")
+    world = world_of(communicator, place, DevicePlan(), ThreadPlan(1, 8), faults=faults)
     member = connect(world, ServerOptions(**options))
     try:
         result = None if member is None else work(member)
@@ -134,10 +134,10 @@ def train(world: World, name: str, options: dict[str, Any]) -> tuple[list[Any], 
     for number in range(STEPS):
         own = [tf.constant(gradient) for gradient in gradients_of(world.rank, number, SHAPES)]
         step(tf.constant(float(samples_of(world.rank, number)), tf.float64), *own)
-    exchange_of(world).join()
-    hook = hook_of(optimizer)
-    assert hook is not None
-    hook.fetch_state()
+    strategy_of(world).join()
+    served = served_of(optimizer)
+    assert served is not None
+    served.fetch()
     return [v.numpy() for v in kept], [np.asarray(v.numpy()) for v in optimizer.variables]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -11,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
-from mpitrain.strategies.exchange import exchange_of
-from mpitrain.strategies.hooks import hook_of
 from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.messages import Kind, Message
+from mpitrain.strategies.parameter_server.served import served_of
 from mpitrain.strategies.parameter_server.servers import pull_rows
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import shrink
@@ -40,10 +41,10 @@ def push_all(world: World, delay_seconds: float = 0.0) -> tuple[list[Any], dict[
         if world.rank == 1 and step:  # in the first the servers begin
             time.sleep(delay_seconds)
         optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, step, SHAPES)], kept)
-    exchange_of(world).join()
-    hook = hook_of(optimizer)
-    assert hook is not None
-    return [v.numpy() for v in kept], hook.counts()
+    strategy_of(world).join()
+    served = served_of(optimizer)
+    assert served is not None
+    return [v.numpy() for v in kept], served.counts()
 
 
 def total(steps: dict[int, range]) -> list[Any]:
@@ -117,7 +118,7 @@ def train_rows(world: World, name: str) -> tuple[Any, Any, int]:
         touched += 1
     session = client.sessions[0]
     asked = np.array([ROWS - 1, 0, 7])
-    exchange_of(world).join()
+    strategy_of(world).join()
     np.testing.assert_array_equal(client.rows(session, 0, asked), table.numpy()[asked])
     return table.numpy(), bias.numpy(), touched
 
@@ -172,7 +173,7 @@ def pull_own_rows(world: World, in_graph: bool) -> None:
     pulled = pull(asked)
     np.testing.assert_allclose(pulled, expected[asked[:, 0]], rtol=1e-6)
     np.testing.assert_array_equal(table.numpy()[asked[:, 0]], pulled)
-    exchange_of(world).join()
+    strategy_of(world).join()
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)
 
 
@@ -207,12 +208,14 @@ def test_a_server_that_works_too(compression: str) -> None:
             np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
 
 
-def push_until_one_dies(world: World, dying: int, deadly_step: int) -> tuple[list[Any], dict[int, int], dict[str, Any]]:
+def push_until_one_dies(
+    world: World, dying: int, deadly_step: int
+) -> tuple[list[Any], Mapping[int, int], dict[str, Any]]:
     """As `push_all`, where one worker dies; those that are left ask the servers which of their steps were made."""
     number = world.numbers[world.rank]
     kept = variables()
     optimizer = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world)
-    exchange, steps = exchange_of(world), STEPS + 6
+    strategy, steps = strategy_of(world), STEPS + 6
     step = 0
     while step < steps:
         if number == dying and step == deadly_step:
@@ -222,19 +225,19 @@ def push_until_one_dies(world: World, dying: int, deadly_step: int) -> tuple[lis
         try:
             optimizer.apply([tf.constant(g) for g in gradients_of(number, step, SHAPES)], kept)
             if step == 0:  # from the first update of all on
-                exchange.join()
+                strategy.join()
             if step == steps - 1:
-                exchange.join()
+                strategy.join()
             step += 1
         except RankLostError:
             left = shrink.shrink(world)
             assert left.lost == (dying,)
             assert dying not in world.numbers
-            exchange.catch_up()
-            step = exchange.done()[number]
-    hook = hook_of(optimizer)
-    assert hook is not None
-    return [v.numpy() for v in kept], exchange.done(), hook.counts()
+            strategy.catch_up()
+            step = strategy.done()[number]
+    served = served_of(optimizer)
+    assert served is not None
+    return [v.numpy() for v in kept], strategy.done(), served.counts()
 
 
 @pytest.mark.parametrize("dying", [1, 3])
@@ -262,7 +265,7 @@ def test_the_last_worker_that_dies_ends_the_job() -> None:
     def work(world: World) -> str:
         optimizer, kept = DistributedOptimizer(keras.optimizers.SGD(RATE), world=world), variables()
         optimizer.apply([tf.constant(g) for g in gradients_of(world.rank, 0, SHAPES)], kept)
-        exchange_of(world).join()
+        strategy_of(world).join()
         raise DeathError
 
     with pytest.raises(TooFewRanksError, match="no worker is left of 1"):
