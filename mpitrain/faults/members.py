@@ -1,13 +1,9 @@
-"""What the hub knows of the ranks that are connected to it."""
+"""The ranks that are connected to the hub, and what it knows of them and of those that no longer are."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpitrain.faults import report
-from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.wire import Link, Message
 
@@ -37,18 +33,47 @@ class Member:
     ended: float = 0.0
 
 
-def exits(members: Mapping[int, Member], roster: Roster, missed: Sequence[Fault] = ()) -> list[Fault]:
-    """Local: what ranks have done to the others by ending: with an exit code, or where these needed all ranks.
+class Members(dict[int, Member]):
+    """The ranks that are connected to the hub, by their numbers.
 
     Args:
-        members: by rank.
         roster: all ranks.
-        missed: what those say that needed all.
+        silence_seconds: after which a rank is not heard any more.
+
+    Attributes:
+        broken: of connections that have ended a moment ago: when, and whose.
+        gone: why ranks are not connected, and since when; also by what ranks say that had another hub.
     """
-    found = []
-    for rank, member in members.items():
-        if member.exit_code or (missed and member.exit_code is not None):
-            culprit = dataclasses.replace(roster.seats[rank].as_culprit(), updates=member.said.get("updates"))
-            text = "\n".join([f"{member.how} while others went on", *(fault.text for fault in missed[:1])])
-            found.append(Fault("exit", text, member.exit_code or 1, (culprit,)))
-    return report.merged(found)
+
+    def __init__(self, roster: Roster, silence_seconds: float) -> None:
+        super().__init__()
+        self._roster, self._silence_seconds = roster, silence_seconds
+        self.broken: dict[int, tuple[float, Member]] = {}
+        self.gone: dict[int, tuple[str, float]] = {}
+
+    def why_gone(self, rank: int) -> str:
+        """Local: why a rank is not connected; empty where that is not known."""
+        return self.gone.get(rank, ("", 0.0))[0]
+
+    def hears(self, rank: int, now: float) -> bool:
+        """Local: whether a rank has spoken lately."""
+        member = self.get(rank)
+        return member is not None and now - member.heard <= self._silence_seconds
+
+    def unheard(self, now: float) -> list[int]:
+        """Local: all ranks that have not spoken lately."""
+        return [seat.rank for seat in self._roster.seats if not self.hears(seat.rank, now)]
+
+    def send(self, rank: int, message: Message) -> None:
+        """Local: say something to a rank, if it is connected."""
+        member = self.get(rank)
+        if member is not None:
+            try:
+                member.link.send(message)
+            except ConnectionError:
+                return  # its end is noticed where it is read
+
+    def send_all(self, message: Message) -> None:
+        """Local: say something to every rank."""
+        for rank in list(self):
+            self.send(rank, message)

@@ -161,7 +161,7 @@ class Watchdog:
             self._hub.paused(self._now)
 
     def _tick(self) -> None:
-        lost = self._hub.losses.lost
+        lost = self._hub.shrink.lost
         if self._link is None:
             if not self._leaving:
                 self._dial(self.roster.candidates(lost))
@@ -277,7 +277,7 @@ class Watchdog:
             kind = message["is"]
             if kind == "ok":
                 self._acknowledged = self._now
-                self._hub.losses.hear(message)
+                self._hub.shrink.hear(message)
             elif kind == "ask":
                 self._say(self._state(message["question"], message["look"]))
             elif kind == "told":
@@ -351,15 +351,15 @@ class Watchdog:
             elif what == "linked":
                 self._linked(content)
             elif what == "lost":
-                self._hub.losses.note(content, self._now)
+                self._hub.shrink.note(content, self._now)
                 self._dialed = float("-inf")  # another rank may be the hub now
             elif what == "need":
-                self._hub.losses.need(content)
+                self._hub.shrink.require(content)
             elif what == "stop":
-                self._hub.losses.at_end = True
+                self._hub.shrink.at_end = True
                 self._hub.tick(self._now)
                 self._say({"is": "bye"})
-                self._hub.tell_all({"is": "bye"})
+                self._hub.members.send_all({"is": "bye"})
                 self._stopping = True
 
     # The end.

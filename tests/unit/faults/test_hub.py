@@ -10,13 +10,13 @@ import pytest
 
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.hub import SIGNAL_SECONDS, Hub
-from mpitrain.faults.losses import SILENT_SECONDS
 from mpitrain.faults.members import Member
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit, Fault, as_json
 from mpitrain.faults.roster import Roster, Seat
+from mpitrain.faults.shrink import SILENT_SECONDS
 from mpitrain.faults.wire import Link
 
 SILENCE_SECONDS = 10.0
@@ -96,7 +96,7 @@ def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
             hub.members[rank] = Member(Link(here), 0.0)
         # It waited for long, and then its host was gone.
         hub.hear(2, {"is": "beat", "position": 5, "waiting": 59.5, "updates": 7, "resident": 2048}, 0.0)
-        hub.losses.note([2], 1.0)
+        hub.shrink.note([2], 1.0)
         for now in (1.0, 1.0 + SILENT_SECONDS, 3.0, 80.0):
             hub.hear(1, {"is": "beat", "position": 9, "waiting": 0.1}, now)
             hub.tick(now)
@@ -120,7 +120,7 @@ def test_a_rank_that_the_others_have_left_for_another_leaves_it_to_that_one_to_t
             hub.hear(rank, {"is": "beat", "position": 3, "waiting": waiting}, now)
             hub.hear(
                 rank,
-                {"is": "state", "question": hub._question, "position": 3, "waiting": waiting, "inside": "it"},
+                {"is": "state", "question": hub.stalls.question, "position": 3, "waiting": waiting, "inside": "it"},
                 now,
             )
 

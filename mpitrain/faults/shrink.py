@@ -18,7 +18,7 @@ TOLD_SECONDS = 3.0
 SILENT_SECONDS = 1.0
 
 
-class Losses:
+class ShrinkRecord:
     """Ranks that were lost while the others go on.
 
     Args:
@@ -32,7 +32,7 @@ class Losses:
         self._told: set[int] = set()
         self.at_end = False  # of the job: what is not told now never is
 
-    def need(self, ranks: Sequence[int]) -> None:
+    def require(self, ranks: Sequence[int]) -> None:
         """Local: the others do not go on without any of these."""
         self._vital = frozenset(ranks)
 
@@ -58,7 +58,7 @@ class Losses:
         since = {rank: moment for rank, moment in self._since.items() if leads or rank in known}
         return {rank: moment for rank, moment in since.items() if self.at_end or now - moment >= SILENT_SECONDS}
 
-    def survives(self, rank: int, status: int | None) -> bool:
+    def is_allowed(self, rank: int, status: int | None) -> bool:
         """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.
 
         Args:
