@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -106,7 +107,7 @@ class SimulatedCommunicator:
 
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
         """Collective: reduce in rank order, so that all ranks get the same bits."""
-        parts = self.all_gather_obj(buffer.copy())
+        parts = self._all(buffer.copy())
         total = parts[0]
         for part in parts[1:]:
             total = UFUNCS[op](total, part)
@@ -114,7 +115,7 @@ class SimulatedCommunicator:
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
         """Collective: concatenate in rank order."""
-        receive.reshape(-1)[:] = np.concatenate([p.reshape(-1) for p in self.all_gather_obj(send.copy())])
+        receive.reshape(-1)[:] = np.concatenate([p.reshape(-1) for p in self._all(send.copy())])
 
     def all_gather_v(self, send: Buffer, receive: Buffer, counts: list[int]) -> None:
         """Collective: concatenate in rank order."""
@@ -123,7 +124,7 @@ class SimulatedCommunicator:
     def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
         """Collective: take this rank's run from every rank."""
         runs = []
-        for part, part_counts in self.all_gather_obj((send.copy().reshape(-1), list(send_counts))):
+        for part, part_counts in self._all((send.copy().reshape(-1), list(send_counts))):
             start = sum(part_counts[: self.rank])
             runs.append(part[start : start + part_counts[self.rank]])
         receive.reshape(-1)[:] = np.concatenate(runs)
@@ -142,16 +143,19 @@ class SimulatedCommunicator:
         return self.all_gather_obj(obj)[root]
 
     def all_gather_obj(self, obj: Any) -> list[Any]:
-        """Collective: every thread's object."""
+        """Collective: every thread's object; a copy, as between processes."""
+        return self._all(obj, copy.deepcopy)
+
+    def _all(self, obj: Any, taken: Callable[[list[Any]], list[Any]] = list) -> list[Any]:
         self._shared.slots[self.rank] = obj
         self.barrier()
-        result = list(self._shared.slots)
+        result = taken(self._shared.slots)
         self.barrier()
         return result
 
     def split(self, ranks: Sequence[int]) -> SimulatedCommunicator | None:
         """Collective: threads of the same group share what rank 0 made."""
-        shared = self.broadcast_obj(_Shared(len(ranks)))
+        shared = self._all(_Shared(len(ranks)))[0]
         return SimulatedCommunicator(shared, list(ranks).index(self.rank)) if self.rank in ranks else None
 
     def revoke(self) -> None:
