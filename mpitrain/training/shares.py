@@ -24,6 +24,7 @@ from keras.src.losses import loss as keras_loss
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
+from mpitrain.training.row_losses import RowLosses
 from mpitrain.training.step_collectives import StepCollectives
 from mpitrain.world.world import World
 
@@ -61,6 +62,7 @@ class Shares:
         self.collectives = StepCollectives(strategy.world, active)
         self.model, self._strategy = model, strategy
         self._told: set[str] = set()
+        self.row_losses = RowLosses(self.tell)
 
     @contextlib.contextmanager
     def step(self, training: bool) -> Iterator[None]:
@@ -131,7 +133,7 @@ class Step:
         own_loss = kind.compute_loss is not keras.Model.compute_loss
         self.is_own = own_loss or getattr(kind, name) is not getattr(keras.Model, name)
         self.computed_by_keras = self._one_number = self._nested = self._alone = False
-        self._counts_rows = True
+        self._counts_rows, self._training = True, training
         self._own_loss, self._shares, self._collectives = own_loss, shares, shares.collectives
         self._samples = tf.cast(current_samples(), tf.float64)
         # Of a batch that every rank computes one rank's samples count, see `Share`.
@@ -158,6 +160,8 @@ class Step:
             finally:
                 self._nested = False
             if not (whole and self._one_number):
+                if self._training and not (of_keras or self._one_number):
+                    self._shares.row_losses.look(loss, y_true, y_pred)
                 return self._beside_unreduced(found)
         arguments, own = self._rows_of_all(loss.dtype, y_true, y_pred, sample_weight)
         found = self._left_alone(call, loss, *arguments)

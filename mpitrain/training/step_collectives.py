@@ -35,6 +35,11 @@ def compiled() -> Iterator[None]:
         _compiled.reset(token)
 
 
+def is_compiled() -> bool:
+    """Local: what is traced now is for XLA, which cannot call the host."""
+    return _compiled.get()
+
+
 class StepCollectives:
     """Collectives of a step, eagerly and inside `tf.function`. A rank out of data takes part with nothing.
 

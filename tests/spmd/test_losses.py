@@ -309,6 +309,28 @@ def test_own_losses_of_the_whole_batch(loss: Any) -> None:
     check_fit(lambda: plain(loss), rows())
 
 
+def similarities(y: Any, p: Any) -> Any:
+    return keras.losses.sparse_categorical_crossentropy(tf.range(tf.shape(p)[0]), p @ tf.transpose(y), True)
+
+
+def of_noise(y: Any, p: Any) -> Any:
+    return tf.reduce_sum((y - p + tf.random.normal(tf.shape(p), dtype=p.dtype)) ** 2, axis=-1)
+
+
+def of_rows(y: Any, p: Any) -> Any:
+    return tf.reduce_sum(tf.abs(y - p), axis=-1)
+
+
+@two_ranks
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("loss", [similarities, of_noise, of_rows])
+def test_rows_that_depend_on_others_are_told(loss: Any, run_eagerly: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    model = plain(loss, run_eagerly=run_eagerly)
+    model.fit(Batches(own_rows(rows())), verbose=0, callbacks=[DataParallel()])
+    told = capfd.readouterr().err.count(f"the loss {loss.__name__} gives a number for each row that depends on")
+    assert told == (loss is similarities and WORLD.rank == 0)
+
+
 def test_own_metrics_of_the_whole_batch() -> None:
     def explained(y: Any, p: Any) -> Any:
         return 1 - tf.reduce_sum((y - p) ** 2) / tf.reduce_sum((y - tf.reduce_mean(y, axis=0)) ** 2)
