@@ -47,7 +47,9 @@ def measure(world: World, sizes: Sequence[int], repeat: int) -> Iterator[Row]:
         }
         for call in calls.values():
             call()
-        raw = interleave({name: partial(mean_of_slowest, world, call, CALLS) for name, call in calls.items()}, repeat)
+        raw = interleave(
+            {name: partial(mean_of_slowest, world.communicator, call, CALLS) for name, call in calls.items()}, repeat
+        )
         figures: dict[str, float | None] = {
             "all_reduce ms": median(raw["mpitrain_seconds"]) * 1e3,
             "hvd.allreduce ms": median(raw["horovod_seconds"]) * 1e3,

@@ -71,7 +71,7 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
 
     def exchanged() -> list[float]:
         before, updates = reducer.statistics.exchange, reducer.statistics.updates
-        seconds = mean_of_slowest(world, exchange, calls)
+        seconds = mean_of_slowest(world.communicator, exchange, calls)
         host.append((reducer.statistics.exchange - before) / (reducer.statistics.updates - updates))
         return seconds
 
@@ -82,9 +82,9 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
         warm()
     raw = interleave(
         {
-            "produced_seconds": lambda: mean_of_slowest(world, produce, calls),
+            "produced_seconds": lambda: mean_of_slowest(world.communicator, produce, calls),
             "exchanged_seconds": exchanged,
-            "mpi_seconds": lambda: mean_of_slowest(world, in_place, calls),
+            "mpi_seconds": lambda: mean_of_slowest(world.communicator, in_place, calls),
         },
         repeat,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mpitrain.world.world import World
+from mpitrain.comm.communicator import Communicator
 
 NAP_SECONDS = 0.02
 
@@ -44,30 +44,30 @@ def block(step: Callable[[], object], steps: int) -> list[float]:
     return seconds
 
 
-def mean_of_slowest(world: World, call: Callable[[], object], calls: int) -> list[float]:
+def mean_of_slowest(communicator: Communicator, call: Callable[[], object], calls: int) -> list[float]:
     """Collective: seconds of one call, the mean of `calls` in a row, on the slowest rank."""
-    world.communicator.barrier()
+    communicator.barrier()
     start = time.perf_counter()
     for _ in range(calls):
         call()
     slowest = np.array([(time.perf_counter() - start) / calls])
-    world.communicator.all_reduce(slowest, "max")
+    communicator.all_reduce(slowest, "max")
     return [float(slowest[0])]
 
 
-def on_root(world: World, measure: Callable[[], list[float]]) -> list[float]:
+def on_root(communicator: Communicator, measure: Callable[[], list[float]]) -> list[float]:
     """Collective: rank 0 measures while the others sleep, leaving processor and memory to it.
 
     MPI waits by polling, so here the others only look for a message from time to time.
     """
     token = np.zeros(1)
-    if not world.is_root:
-        request = world.communicator.irecv(token, 0)
+    if communicator.rank != 0:
+        request = communicator.irecv(token, 0)
         while not request.test():
             time.sleep(NAP_SECONDS)
         return []
     time.sleep(NAP_SECONDS)  # the others may still be busy with what came before
     seconds = measure()
-    for rank in range(1, world.size):
-        world.communicator.isend(token, rank).wait()
+    for rank in range(1, communicator.size):
+        communicator.isend(token, rank).wait()
     return seconds

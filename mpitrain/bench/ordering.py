@@ -72,7 +72,7 @@ def measure(
         found.update(_run(server, load, cases, repeat))
         return []
 
-    on_root(world, all_turns)
+    on_root(world.communicator, all_turns)
     for window in cases if world.is_root else ():
         yield _row(load, window, found[window], found[cases[0]])
 

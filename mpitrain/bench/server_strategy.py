@@ -58,7 +58,7 @@ class ServerStrategy:
                 update()
             return [(time.perf_counter() - start) / calls]
 
-        return on_root(self._world, measure)
+        return on_root(self._world.communicator, measure)
 
     def _update(self, elements: tuple[int, ...]) -> Callable[[], None]:
         """Local, on rank 0: as many steps as there are workers; every worker has made some before."""

@@ -165,8 +165,8 @@ def _updates(world: World, elements: Sequence[int]) -> dict[str, tuple[float, ..
     update()
     update()
     turns: dict[str, Callable[[], list[float]]] = {
-        "servers_seconds": lambda: mean_of_slowest(world, update, CALLS),
-        "all_reduce_seconds": lambda: mean_of_slowest(world, all_reduce, CALLS),
+        "servers_seconds": lambda: mean_of_slowest(world.communicator, update, CALLS),
+        "all_reduce_seconds": lambda: mean_of_slowest(world.communicator, all_reduce, CALLS),
     }
     return interleave(turns, 1)
 

@@ -89,7 +89,7 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
         return seconds
 
     turns: dict[str, Callable[[], list[float]]] = {
-        "alone_seconds": lambda: on_root(world, lambda: block(compute, steps)),
+        "alone_seconds": lambda: on_root(world.communicator, lambda: block(compute, steps)),
         "together_seconds": lambda: together(compute),
         "exchanged_seconds": with_statistics,
     }

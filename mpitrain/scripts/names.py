@@ -11,18 +11,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mpitrain.world.world import World
+from mpitrain.comm.communicator import Communicator
 
 
 class Names:
     """What this rank writes while ranks do not wait for each other.
 
     Args:
-        world: the job.
+        communicator: all ranks.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
         self._own: list[re.Pattern[str]] = []
 
     def compare(self, paths: Sequence[Sequence[str]]) -> bool:
@@ -34,9 +34,9 @@ class Names:
         Returns:
             Whether some ranks give other names than others.
         """
-        everyone = self._world.communicator.all_gather_obj(paths)
+        everyone = self._communicator.all_gather_obj(paths)
         for position, group in enumerate(paths):
-            before = [one[position] for one in everyone[: self._world.rank] if len(one) == len(paths)]
+            before = [one[position] for one in everyone[: self._communicator.rank] if len(one) == len(paths)]
             before = [one for one in before if len(one) == len(group)]
             for index, mine in enumerate(group):
                 others = [one[index] for one in before]
@@ -46,7 +46,7 @@ class Names:
 
     def written_here(self, paths: Sequence[str]) -> bool:
         """Local: whether this rank is the one that writes these."""
-        return self._world.is_root or any(own.match(path) for own in self._own for path in paths)
+        return self._communicator.rank == 0 or any(own.match(path) for own in self._own for path in paths)
 
 
 def paths_in(values: Iterable[Any]) -> tuple[str, ...]:

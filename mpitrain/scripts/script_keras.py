@@ -41,7 +41,7 @@ class ScriptKeras:
     def __init__(self, world: World, division: WorkDivision, changes: Changes) -> None:
         self._world, self._division, self._note = world, division, changes.note
         self._seed: int = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
-        self._names = Names(world)
+        self._names = Names(world.communicator)
         self._unmodified: KerasPatches | None = None
         self.shared_files = SharedFiles(world, changes.note, lambda: self.training, self._names)
 

@@ -48,7 +48,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
             WORLD,
             WorkDivision(batch_is_global, loss_is="whole" if batch_is_global else "mean"),
             lambda part, text: None,
-            Names(WORLD),
+            Names(WORLD.communicator),
         ).install()
 
     return install

@@ -113,7 +113,7 @@ def test_what_is_done_within_is_not_waited_for() -> None:
 )
 def test_names_that_differ_are_written_by_their_first_rank(named: str, path: str, written: bool) -> None:
     def action(world: World) -> tuple[bool, bool]:
-        names, number = Names(world), world.rank // 2  # ranks 2 and 3 give the same name
+        names, number = Names(world.communicator), world.rank // 2  # ranks 2 and 3 give the same name
         differ = names.compare([("auto", named.format(number)), ("min",)])
         return differ, names.written_here((path.format(number),))
 
@@ -124,7 +124,7 @@ def test_names_that_differ_are_written_by_their_first_rank(named: str, path: str
 
 def test_callbacks_of_other_lengths_are_not_mixed_up() -> None:
     def action(world: World) -> bool:
-        names = Names(world)
+        names = Names(world.communicator)
         names.compare([("a",)] * (1 + world.rank))
         return names.written_here(("a",))
 
