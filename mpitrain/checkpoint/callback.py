@@ -27,7 +27,7 @@ from mpitrain.checkpoint.store import Quality, Store
 from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.config import own
 from mpitrain.errors import AgreedError, UsageError
-from mpitrain.runtime import marks
+from mpitrain.runtime import keras_private, marks
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.model_hook import mark_synchronized
 from mpitrain.training.optimizer import hook_of
@@ -149,7 +149,7 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Local: batches that were done before are read and not used."""
-        self.model._initial_epoch = None  # it is for one `fit`
+        keras_private.set_initial_epoch(self.model, None)  # it is for one `fit`
         if not self._is_resumed_epoch:
             self._now = Position(epoch, 0, 0, self._now.steps)
         elif self._dealt is None and self.position.step:
@@ -363,7 +363,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._best = best[1] if best is not None else None
         if self._dealt is None:
             epochs = self.params.get("epochs", 0)
-            self.model._initial_epoch = epochs if self.finished else self.position.epoch
+            keras_private.set_initial_epoch(self.model, epochs if self.finished else self.position.epoch)
         self._world.activity.steps = self.position.steps
         if self._world.is_root:
             marks.tell("resumed", self._world.rank, self.position.steps)

@@ -9,11 +9,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.saving.saving_lib import get_attr_skipset
 
 from mpitrain.checkpoint.files import Array
 from mpitrain.checkpoint.resume import tell
+from mpitrain.runtime import keras_private
 
 
 def save_keras(model: Any, values: Sequence[tuple[Any, Array]], path: Path) -> None:
@@ -31,7 +30,7 @@ def save_keras(model: Any, values: Sequence[tuple[Any, Array]], path: Path) -> N
     """
     known = [(variable, value) for variable, value in values if isinstance(variable, keras.Variable)]
     try:
-        _make_reference_objects()
+        keras_private.keep_reference_objects()
         # In this scope, which is the thread's own, variables have the values given here.
         with tf.device("CPU:0"), keras.StatelessScope(known):
             inspect.unwrap(keras.Model.save)(model, path)  # not what the script runner makes of it
@@ -40,13 +39,3 @@ def save_keras(model: Any, values: Sequence[tuple[Any, Array]], path: Path) -> N
     except Exception as error:  # whatever the model's own `get_config` raises
         path.unlink(missing_ok=True)
         tell(f"the checkpoint has no {path.name}: Keras cannot save this model ({type(error).__name__}: {error})")
-
-
-def _make_reference_objects() -> None:
-    """Local: what Keras compares objects with while it saves, for this thread.
-
-    It makes an optimizer for that, which it may not inside a StatelessScope. It means to keep the result (and looks
-    for it under these names, but keeps it under others: seen with 3.15).
-    """
-    for kind in ("Operation", "Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss"):
-        global_state.set_global_attribute(f"saving_attr_skiplist_{kind}", get_attr_skipset(kind))

@@ -16,11 +16,10 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state  # no public name leads to Keras' own generator
-from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
 from mpitrain.errors import UsageError
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value, name_of, part_streams
 from mpitrain.training.optimizer import hook_of, replicated_state
 from mpitrain.world.world import World
@@ -29,7 +28,6 @@ Array = NDArray[Any]
 # What becomes of the values of all ranks when there are other ranks than before.
 Rule = Literal["mean", "zero", "first"]
 ACCUMULATED = "accumulated"
-KERAS_GENERATOR = "global_seed_generator"
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def items_of(model: Any) -> list[Item]:
     optimizer, hook = model.optimizer, hook_of(model.optimizer)
     alike = {id(v) for v in (*model.trainable_variables, *replicated_state(optimizer))}
     inner = hasattr(optimizer, "inner_optimizer")
-    accumulated = [] if inner else list(getattr(optimizer, "_accumulated_gradients", []))
+    accumulated = [] if inner else keras_private.accumulated_gradients(optimizer)
     if hook is not None and hook.accumulation_steps:
         accumulated.append(hook.accumulated_samples)
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
@@ -229,7 +227,7 @@ def _bytes(array: Array) -> NDArray[np.uint8]:
 
 def _random_states() -> dict[str, Array]:
     """Local: the states of Python's, NumPy's, TensorFlow's and Keras' own generators."""
-    of_keras = global_state.get_global_attribute(KERAS_GENERATOR)  # asking Keras for it would make one
+    of_keras = keras_private.seed_generator(make=False)
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
     assert kind == "MT19937"
@@ -258,4 +256,4 @@ def _set_random_states(states: Mapping[str, Array | None]) -> None:
     if tensorflow is not None:
         tf.random.get_global_generator().state.assign(tensorflow)
     if of_keras is not None and is_used is not None and is_used[0]:
-        global_seed_generator().state.assign(of_keras)
+        keras_private.seed_generator(make=True).state.assign(of_keras)

@@ -14,8 +14,8 @@ from mpitrain.collectives import operations as collectives
 from mpitrain.horovod.basics import rank, size, world
 from mpitrain.horovod.gradients import LocalVariables
 from mpitrain.horovod.variables import broadcast_variables
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value
-from mpitrain.training.optimizer import slots_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -57,7 +57,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         found, own = list(self.model.variables), list(self._local)
         if optimizer is not None and optimizer.built:
             found += optimizer.variables
-            own += slots_of(optimizer, lambda v: v in self._local)
+            own += keras_private.slots_of(optimizer, lambda v: v in self._local)
         broadcast_variables([v for v in found if not any(v is one for one in own) and has_value(v)], self._root)
 
 

@@ -14,6 +14,7 @@ from mpitrain.horovod.basics import Average, Sum
 from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.operations import allreduce
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, table
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.joining import Part
 from mpitrain.strategies.strategy import Exchange, Update, strategy_of
 from mpitrain.world.world import World
@@ -99,7 +100,7 @@ class LocalVariables:
 
 def _bare(variable: Any) -> Any:
     """Local: of a Keras variable that has a value the one of TensorFlow: gradients may be asked for by either."""
-    value = getattr(variable, "_value", None)
+    value = keras_private.bare(variable)
     return variable if value is None else value
 
 

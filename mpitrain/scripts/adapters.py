@@ -7,27 +7,26 @@ what is divided is what comes out. Keras' adapters are what `fit` and `evaluate`
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers import data_adapters  # no public name leads to these
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from mpitrain.data.portions import Portion, Share
 from mpitrain.data.sharding import share_count
 from mpitrain.errors import AgreedError
+from mpitrain.runtime import keras_private
+from mpitrain.runtime.keras_private import (
+    ArrayDataAdapter,
+    DataAdapter,
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+)
 
 # Each rank takes its rows of each batch, every Nth batch, or computes each whole batch.
 Way = Literal["rows", "batches", "whole"]
-hold_out = array_slicing.train_validation_split
 
 
 def adapter_of(**arguments: Any) -> DataAdapter:
@@ -40,7 +39,7 @@ def adapter_of(**arguments: Any) -> DataAdapter:
         AgreedError: on all ranks: nobody can divide it.
         Exception: Keras does not take it.
     """
-    adapter = data_adapters.get_data_adapter(**arguments)
+    adapter = keras_private.get_data_adapter(**arguments)
     readable = isinstance(adapter, ArrayDataAdapter | PyDatasetAdapter | GeneratorDataAdapter | TFDatasetAdapter)
     dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
     if not readable or not isinstance(dataset, tf.data.Dataset | None):
@@ -82,14 +81,15 @@ class DividedAdapter(DataAdapter):
     def _of_arrays(self, whole: ArrayDataAdapter) -> tf.data.Dataset:
         """Local: Keras' order of all samples, of which only this rank's rows are read."""
         size, last = whole.batch_size, whole.partial_batch_size or whole.batch_size
-        order = ArrayDataAdapter(np.arange(whole._num_samples), batch_size=size, shuffle=whole._shuffle)
+        inputs, count, shuffle = keras_private.arrays_of(whole)
+        order = ArrayDataAdapter(np.arange(count), batch_size=size, shuffle=shuffle)
         positions = order.get_tf_dataset()
         if self._way == "batches":
             positions = positions.shard(self._portion.size, self._portion.rank)
         else:
             enough = min(size, last) >= self._portion.size and self._way == "rows"
             positions = positions.map(lambda batch: self._share(batch, enough))
-        arrays = array_slicing.convert_to_sliceable(whole._inputs, target_backend="tensorflow")
+        arrays = keras_private.sliceable(inputs, target_backend="tensorflow")
         arrays = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
 
         def gathered(positions: Any, arrays: Any) -> Any:
@@ -121,14 +121,14 @@ def _gather(arrays: Any, positions: tf.Tensor) -> Any:
     """Local: those rows of what Keras has made of arrays for TensorFlow; None stays None."""
 
     def rows(leaf: Any) -> Any:
-        if isinstance(leaf, array_slicing.TensorflowSparseWrapper):
-            return array_slicing.slice_tensorflow_sparse_wrapper(leaf, positions)
+        if isinstance(leaf, keras_private.SparseRows):
+            return keras_private.take_sparse_rows(leaf, positions)
         return tf.gather(leaf, positions) if tf.is_tensor(leaf) else None  # None: Keras goes on with what it holds
 
     return keras.tree.traverse(rows, arrays)
 
 
-class _DealtPyDataset(PyDatasetAdapter):
+class _DealtPyDataset(keras_private.PyDatasetPasses):
     """Makes every Nth batch of a `PyDataset`, and no other. All ranks draw the same order, that of one process.
 
     Args:
@@ -140,17 +140,9 @@ class _DealtPyDataset(PyDatasetAdapter):
         self._shuffled = whole.shuffle
         super().__init__(_Dealt(whole.py_dataset, portion), class_weight=whole.class_weight)
 
-    def on_epoch_begin(self) -> None:
-        """Local: where workers read ahead, a pass begins with the epoch."""
-        if self.enqueuer is not None and not self.enqueuer.is_running():
-            self.py_dataset.begin(self._shuffled)
-        super().on_epoch_begin()
-
-    def _get_iterator(self) -> Iterator[Any]:
-        if self.enqueuer is None:  # else it has begun already
-            self.py_dataset.begin(self._shuffled)
-        iterator: Iterator[Any] = super()._get_iterator()
-        return iterator
+    def begin_pass(self) -> None:
+        """Local: in the order of one process."""
+        self.py_dataset.begin(self._shuffled)
 
 
 class _Dealt(keras.utils.PyDataset):

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.utils import is_default
 
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.logs import Leaves, LogsCall, Path, leaves_of, nested
 from mpitrain.training.model_hook import hook_in
@@ -39,7 +39,7 @@ def looks_at(callback: Any, kind: str, moments: Sequence[str] = ("begin", "end")
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     for name in (f"on_{one}_{moment}" for one in (f"{kind}_batch", "batch") for moment in moments):
-        if not is_default(getattr(callback, name)) and not _only_at_epochs(callback, name):
+        if not keras_private.is_default(getattr(callback, name)) and not _only_at_epochs(callback, name):
             return True
     return False
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from mpitrain.collectives.ordering import host_call
 from mpitrain.data.portions import take
 from mpitrain.errors import AgreedError
+from mpitrain.runtime import keras_private
 from mpitrain.scripts.seeds import preserve_random_state
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.world.world import World
@@ -263,7 +264,7 @@ def _unlike(everyone: Sequence[Sequence[Summary]]) -> list[int]:
 
 def _vocabularies(model: Any) -> dict[str, list[Summary]]:
     """Local: of the model's layers that look texts up: they are no variables, which would become rank 0's."""
-    layers = [layer for layer in getattr(model, "_flatten_layers", list)() if hasattr(layer, "get_vocabulary")]
+    layers = [layer for layer in keras_private.layers_within(model) if hasattr(layer, "get_vocabulary")]
     return {f"vocabulary of {layer.name}": [summary(np.array(layer.get_vocabulary()))] for layer in layers}
 
 

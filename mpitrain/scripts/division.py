@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of, hold_out
+from mpitrain.runtime import keras_private
+from mpitrain.runtime.keras_private import ArrayDataAdapter, TFDatasetAdapter, class_weight_to_sample_weights
+from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of
 
 Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
@@ -46,7 +45,7 @@ class DataDivision:
         """
         if arguments.get("validation_split") and arguments.get("validation_data") is None:
             data = tuple(arguments.get(name) for name in OF_SAMPLES)
-            kept, held = hold_out(data, validation_split=arguments.pop("validation_split"))
+            kept, held = keras_private.hold_out(data, validation_split=arguments.pop("validation_split"))
             arguments |= dict(zip(OF_SAMPLES, kept, strict=True)) | {"validation_data": held}
         batch_size = arguments.get("batch_size")
         self._divide(model, arguments, "steps_per_epoch", "fit")
@@ -158,7 +157,7 @@ class DataDivision:
 
 def _stateful(model: Any) -> str:
     """Local: the name of a layer whose state goes on from one batch to the next, row by row; "" if there is none."""
-    return next((layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)), "")
+    return next((layer.name for layer in keras_private.layers_within(model) if getattr(layer, "stateful", False)), "")
 
 
 def _has_fixed_batch(model: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.utils import file_utils  # where Keras' own callbacks find it
 
+from mpitrain.runtime import keras_private
 from mpitrain.runtime.imports import after_import
 from mpitrain.scripts.delegation import delegate, is_delegate
 from mpitrain.scripts.names import Names, paths_in
@@ -25,16 +25,15 @@ from mpitrain.training.model_state import average_batch_statistics
 from mpitrain.world.world import World
 
 Note = Callable[[str, str], None]
-# Functions, and where in Keras scripts find them; `tf.keras` has modules of its own.
-PACKAGES = ("keras", "keras._tf_keras.keras")
+# Functions, and where in Keras scripts find them.
 SAVING = {"save_model": ("models", "saving"), "save_weights": ("saving",)}
 LOADING = {"load_model": ("models", "saving"), "load_weights": ("saving",)}
 DRAWING = {"plot_model": ("utils",), "save_img": ("utils", "preprocessing.image")}
 # Methods that write; the callbacks' other methods run on all ranks.
 WRITING_CALLBACKS: dict[str, tuple[str, ...]] = {
     "CSVLogger": ("on_train_begin", "on_epoch_end", "on_train_end"),
-    "BackupAndRestore": ("_save_model", "on_train_end"),
-    "OrbaxCheckpoint": ("_save_checkpoint",),
+    "BackupAndRestore": (keras_private.SAVE_OF_BACKUP, "on_train_end"),
+    "OrbaxCheckpoint": (keras_private.SAVE_OF_ORBAX,),
     "RemoteMonitor": ("on_epoch_end",),
     "TensorBoard": (
         *("set_model", "on_train_begin", "on_train_end", "on_test_begin", "on_test_end", "on_epoch_begin"),
@@ -64,7 +63,7 @@ class Files:
         """Local: patch what writes and reads."""
         for make, functions in ((self._writing_model, SAVING), (self._reading, LOADING), (self._writing, DRAWING)):
             for name, places in functions.items():
-                for place in (f"{package}.{place}" for package in PACKAGES for place in places):
+                for place in (f"{package}.{place}" for package in keras_private.PACKAGES for place in places):
                     self._replace(importlib.import_module(place), name, make)
         self._replace_downloads()
         for name in ("save", "save_weights", "export"):
@@ -81,7 +80,7 @@ class Files:
         for owner, name in ((tf.train.Checkpoint, "restore"), (tf.train.Checkpoint, "read"), (tf.saved_model, "load")):
             self._replace(owner, name, self._reading)
         self._shared.install_of_tensorflow(tf.io.gfile)
-        self._replace(file_utils, "makedirs", _making)
+        self._replace(keras_private.file_utils, "makedirs", _making)
         after_import("matplotlib.figure", lambda module: self._replace(module.Figure, "savefig", self._drawing))
         self._replace(tf.train.CheckpointManager, "restore_or_initialize", self._reading)
         if not self._world.is_root:
@@ -99,7 +98,7 @@ class Files:
 
     def _replace_downloads(self) -> None:
         """Local: modules of Keras that have imported the function get the other one, too."""
-        original = file_utils.get_file
+        original = keras_private.file_utils.get_file
         fetch = functools.wraps(original)(self._fetching("get_file", original))
         for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "keras"]:
             if module.__dict__.get("get_file") is original:

@@ -8,7 +8,6 @@ and reach the same collectives in the same order.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,8 @@ import keras
 
 from mpitrain.collectives.conversion import refuse_compiled
 from mpitrain.data.portions import Portion
+from mpitrain.runtime import keras_private
+from mpitrain.runtime.keras_private import patch
 from mpitrain.scripts.batch_callbacks import STOP, looks_at, synchronize_callbacks
 from mpitrain.scripts.data_comparison import ComparisonCallback, DataComparison
 from mpitrain.scripts.division import DataDivision
@@ -79,14 +80,14 @@ class KerasPatches:
 
     def install(self) -> None:
         """Local: patch Keras. The classes stay themselves: subclasses and saved models are what they were."""
-        _patch(keras.Model, "fit", self._fit)
-        _patch(keras.Model, "evaluate", self._evaluate)
-        _patch(keras.Model, "predict", self._predict)
-        _patch(keras.Model, "train_on_batch", self._train_on_batch)
-        _patch(keras.Model, "test_on_batch", self._on_whole_batch)
-        _patch(keras.Model, "predict_on_batch", self._on_whole_batch)
-        _patch(keras.optimizers.Optimizer, "apply", self._apply)
-        _patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
+        patch(keras.Model, "fit", self._fit)
+        patch(keras.Model, "evaluate", self._evaluate)
+        patch(keras.Model, "predict", self._predict)
+        patch(keras.Model, "train_on_batch", self._train_on_batch)
+        patch(keras.Model, "test_on_batch", self._on_whole_batch)
+        patch(keras.Model, "predict_on_batch", self._on_whole_batch)
+        patch(keras.optimizers.Optimizer, "apply", self._apply)
+        patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
         weigh_scalars()
         if self._loops is not None:
             self._loops.install()
@@ -116,7 +117,7 @@ class KerasPatches:
 
     def _evaluate(self, evaluate: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.evaluate`, on this rank's portion; the numbers are those of all."""
-        if "_use_cached_eval_dataset" in kwargs:  # by `fit`, which has divided the data
+        if keras_private.CALLED_BY_FIT in kwargs:  # by `fit`, which has divided the data
             return evaluate(model, *args, **kwargs)
         arguments = _bound(evaluate, model, args, kwargs)
         self.evaluated = True
@@ -188,7 +189,8 @@ class KerasPatches:
             return every
         # Keras has told the callbacks of a CallbackList of the model; the script may give the same list again.
         mine = copy.copy(callbacks)
-        mine.callbacks, mine._async_train, mine._async_test = every, False, False
+        mine.callbacks = every
+        keras_private.call_at_once(mine)
         for callback in every:
             if callback not in given:
                 callback.set_model(model)
@@ -250,17 +252,6 @@ def _when(callback: Any, model: Any) -> str:
     if model.steps_per_execution > 1:
         return " at the end of epochs, its own at batches, for steps_per_execution is above 1"
     return " at batches too, and is called at the same batches"
-
-
-def _patch(owner: Any, name: str, method: Callable[..., Any]) -> None:
-    """Local: calls of `owner.name` go to `method`, with the original as its first argument."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(original, *args, **kwargs)
-
-    setattr(owner, name, call)
 
 
 def _bound(function: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpitrain.data.source import DataSource
 from mpitrain.errors import ModelError, UsageError, in_one_line
+from mpitrain.runtime import keras_private
 
 Kind = Literal["probabilities", "logits", "binary probability", "binary logit", "regression"]
 
@@ -138,7 +139,7 @@ def _output(model: keras.Model, source: DataSource) -> np.ndarray[Any, Any]:
 def _activation(model: keras.Model) -> str | None:
     """Name of the activation that gives the output; None where the layers do not tell."""
     tensors = getattr(model, "outputs", None)
-    layer = tensors[0]._keras_history.operation if tensors else None
+    layer = keras_private.output_layer(tensors[0]) if tensors else None
     if isinstance(layer, keras.Model):
         return _activation(layer)
     if isinstance(layer, keras.layers.Softmax):

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.communicator import Op
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value
 from mpitrain.world.world import World
 
@@ -81,7 +82,8 @@ def _agreed(variables: Sequence[Any], scripts: Sequence[Any], world: World) -> l
     kinds = {id(variable): SUM for variable in variables}
     for metric in scripts:
         seen = vars(metric).get(ATTRIBUTE, {})
-        kinds |= {id(variable): seen.get(place, UNSEEN) for place, variable in enumerate(metric._variables)}
+        states = keras_private.variables_of(metric)
+        kinds |= {id(variable): seen.get(place, UNSEEN) for place, variable in enumerate(states)}
     own = np.array([kinds[id(variable)] for variable in variables], np.int64)
     everyone = np.zeros((world.size, len(own)), np.int64)
     world.communicator.all_gather(own, everyone)
@@ -198,7 +200,7 @@ def _end(metric: Any, begun: int) -> None:
     handles = [graph.capture(variable.value.handle) for variable in metric.variables]
     states = {id(handle) for handle in handles}
     operations = graph.get_operations()[begun:]
-    for place, variable in enumerate(metric._variables):
+    for place, variable in enumerate(keras_private.variables_of(metric)):
         found = {_kind(operation, handles[place], states) for operation in operations} - {UNSEEN}
         if found and place not in kinds and SUM in found and _begins_above_nothing(variable):
             found.add(OWN_RULE)

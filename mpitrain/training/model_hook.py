@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.strategy import Strategy, strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.compiled import split_train_step
@@ -47,7 +48,7 @@ class ModelHook:
         self._first_batches = FirstBatches(strategy.world.activity)
         self.synchronized = False
         self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
-        self._result_or_logs: Callable[[Any], Any] = model._get_metrics_result_or_logs
+        self._result_or_logs: Callable[[Any], Any] = getattr(model, keras_private.LOGS_OF_EPOCH)
         self.logs = Logs(lambda: model.metrics, self._metrics_result, strategy.world, lambda: self.latest.has_rows)
         self._own_train_step = self._train_step = self.logs.noted("train", model.train_step)
         self._test_step = self.logs.noted("test", model.test_step)
@@ -83,7 +84,7 @@ class ModelHook:
             object.__setattr__(model, "train_step", hook.train_step)
             object.__setattr__(model, "test_step", hook.test_step)
             object.__setattr__(model, "get_metrics_result", hook.metrics_result)
-            object.__setattr__(model, "_get_metrics_result_or_logs", hook.result_or_logs)
+            object.__setattr__(model, keras_private.LOGS_OF_EPOCH, hook.result_or_logs)
         found: ModelHook = model.__dict__[ATTRIBUTE]
         found._prepare()
         return found
@@ -188,7 +189,7 @@ def train_on_rows(
     own = leaves_of(logs)
     world.agreement.call(hook.logs.call(own))
     logs |= hook.logs.reduce(list(own), own, hook.latest.samples)
-    return logs if as_dictionary else model._flatten_metrics_in_order(logs)
+    return logs if as_dictionary else keras_private.numbers_in_order(model, logs)
 
 
 def hook_in(model: Any) -> ModelHook:

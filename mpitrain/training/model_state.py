@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import adopt, average_statistics, has_value, part_streams, synchronize
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.training.optimizer import hook_of, replicated_state
@@ -33,7 +34,7 @@ def build(model: Any, data: Any) -> None:
     update.
     """
     with tf.init_scope(), contextlib.suppress(Exception):
-        model._symbolic_build(data_batch=data)
+        keras_private.build_for(model, data)
 
 
 def synchronize_start(model: Any, world: World) -> None:
@@ -56,7 +57,7 @@ def _state(model: Any) -> list[Any]:
 
 def step_counters(optimizer: Any) -> list[Any]:
     """Local: what counts the steps of an optimizer, and of the one inside it."""
-    return [one._iterations for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
+    return [keras_private.step_counter(one) for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one]
 
 
 def statistics(model: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.joining import Part
 from mpitrain.strategies.replicas import has_value, synchronize
 from mpitrain.strategies.strategy import Exchange, Update, strategy_of
@@ -83,24 +84,10 @@ def replicated_state(optimizer: Any) -> list[Any]:
     Gradients that are being accumulated are each rank's own, and so is the number of steps since the
     last update.
     """
-    own = [*getattr(optimizer, "_accumulated_gradients", []), optimizer._iterations]
+    own = [*keras_private.accumulated_gradients(optimizer), keras_private.step_counter(optimizer)]
     hook = hook_of(optimizer)
     excluded = {id(v) for v in own} if hook is not None and hook.accumulation_steps else set()
     return [v for v in optimizer.variables if id(v) not in excluded]
-
-
-def slots_of(optimizer: Any, chosen: Callable[[Any], bool]) -> list[Any]:
-    """Local: what a built Keras optimizer keeps of each of the chosen variables, such as their momentum."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    known = optimizer._trainable_variables
-    positions = [index for index, variable in enumerate(known) if chosen(variable)]
-    lists = [
-        found
-        for found in vars(optimizer).values()
-        if isinstance(found, list | tuple) and len(found) == len(known)
-        if found is not known and found is not optimizer._variables
-    ]
-    return [found[index] for found in lists for index in positions]
 
 
 def _no_samples() -> tf.Variable:
@@ -148,7 +135,7 @@ class Hook:
         if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
             strategy.finite.may_overflow.add(title)
         if self.accumulation_steps:
-            clip = optimizer._clip_gradients
+            clip = getattr(optimizer, keras_private.CLIP_GRADIENTS)
             self._clipped = replace(self.update, apply=lambda means, variables: clip(means))
             # In a thread of its own: where a tf.function is traced, none may be made in any trace but its first.
             with ThreadPoolExecutor(1) as pool:
@@ -159,7 +146,7 @@ class Hook:
         optimizer = self.optimizer
         patched: dict[str, Any] = {ATTRIBUTE: self, "apply": self.apply}
         if self.accumulation_steps:
-            patched["_clip_gradients"] = self._clip_mean
+            patched[keras_private.CLIP_GRADIENTS] = self._clip_mean
         if not self.exchange.replicates_state:
             patched |= {
                 "save_own_variables": self._with_state(optimizer.save_own_variables),
@@ -189,7 +176,8 @@ class Hook:
         if not self._checked or not tf.executing_eagerly():  # not at every eager step: it reads the stack
             self._checked = True
             _refuse_inside_loss_scaling(self.optimizer)
-        variables = list(self.optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        given = trainable_variables
+        variables = keras_private.trained_variables(self.optimizer) if given is None else list(given)
         if self.captured is not None:
             self.captured.append((list(grads), variables))
             return None
@@ -248,7 +236,7 @@ class Hook:
         state = self._state(variables)
         if self._traced:  # which made them alike; and graphs may count the step before its exchange, on some ranks
             both = (self.optimizer, getattr(self.optimizer, "inner_optimizer", self.optimizer))
-            counters = {id(optimizer._iterations) for optimizer in both}
+            counters = {id(keras_private.step_counter(optimizer)) for optimizer in both}
             state = [variable for variable in state if id(variable) not in counters]
         return synchronize(state, world=world)
 
@@ -256,7 +244,8 @@ class Hook:
         is_shared = self.exchange.is_shared
         state = {id(variable): variable for variable in variables if is_shared(variable)}
         if self.optimizer.built:
-            own = {id(slot) for slot in slots_of(self.optimizer, lambda variable: not is_shared(variable))}
+            slots = keras_private.slots_of(self.optimizer, lambda variable: not is_shared(variable))
+            own = {id(slot) for slot in slots}
             state |= {id(v): v for v in replicated_state(self.optimizer) if id(v) not in own}
         return list(state.values())
 
@@ -275,7 +264,7 @@ class Hook:
 
         def run() -> None:
             if self.accumulation_steps:
-                while (int(self.optimizer._iterations.numpy()) + 1) % self.accumulation_steps:
+                while (int(keras_private.step_counter(self.optimizer).numpy()) + 1) % self.accumulation_steps:
                     update()  # a micro-batch of zeros: no exchange yet
             update()
 

@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.keras_tensor import KerasTensor
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
-from keras.src.losses import loss as keras_loss
 
+from mpitrain.runtime import keras_private
+from mpitrain.runtime.keras_private import patch
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
@@ -83,7 +82,8 @@ class Shares:
     @property
     def synchronized_layers(self) -> list[Any]:
         """Layers that take the moments of all ranks' rows."""
-        found = [one for one in self.model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
+        layers = keras_private.layers_within(self.model)
+        found = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
         return [] if self.served else [one for one in found if self.sync_batch_norm or one.synchronized]
 
     @property
@@ -147,7 +147,7 @@ class Step:
 
     def loss(self, call: Reduce, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Collective where the loss is no mean over rows: as `keras.Loss.__call__`."""
-        if self._nested or any(isinstance(leaf, KerasTensor) for leaf in keras.tree.flatten(y_pred)):
+        if self._nested or any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(y_pred)):
             return self._left_alone(call, loss, y_true, y_pred, sample_weight)
         of_keras = _of_keras(loss)
         whole = self._shares.loss_is == "whole" or (self._shares.loss_is == "sum" and of_keras)
@@ -210,8 +210,8 @@ class Step:
 
     def _beside_unreduced(self, value: Any) -> Any:
         """Collective where it is so: Keras adds a number to each row of the loss of another output."""
-        outputs = getattr(self._shares.model._compile_loss, "_flat_losses", None) or []
-        unreduced = len(outputs) > 1 and any(output.loss.reduction in UNREDUCED for output in outputs)
+        outputs = keras_private.losses_of_outputs(self._shares.model)
+        unreduced = len(outputs) > 1 and any(output.reduction in UNREDUCED for output in outputs)
         return self._with_gradients_of_sum(value) if unreduced and not len(value.shape) else value
 
     def _with_gradients_of_sum(self, value: Any) -> Any:
@@ -231,7 +231,7 @@ class Step:
         Keras counts each batch once in the loss of one output, and in a metric whose function returns one number: so
         each rank counts as the part of the batch it has.
         """
-        by_batch = [*getattr(self._shares.model._compile_loss, "metrics", ())]
+        by_batch = keras_private.trackers_of_outputs(self._shares.model)
         by_batch += [metric] if isinstance(metric, keras.metrics.MeanMetricWrapper) else []
         if self._shares.loss_is != "whole" or sample_weight is not None or metric not in by_batch:
             return sample_weight
@@ -246,7 +246,7 @@ class Step:
 
         def call(y_true: Any, y_pred: Any, **arguments: Any) -> Any:
             found = function(y_true, y_pred, **arguments)
-            if isinstance(found, KerasTensor) or len(keras.ops.shape(found)):
+            if isinstance(found, keras.KerasTensor) or len(keras.ops.shape(found)):
                 return found
             return function(*self._rows_of_all(None, y_true, y_pred)[0], **arguments)
 
@@ -256,7 +256,7 @@ class Step:
         """Collective: mean and variance over the rows of all ranks; None where this layer takes its own."""
         if not (self._shares.sync_batch_norm or layer.synchronized) or self._shares.served:
             return None
-        return moments(inputs, mask, layer._reduction_axes, self._collectives, gradient_weight())
+        return moments(inputs, mask, keras_private.normalized_axes(layer), self._collectives, gradient_weight())
 
     def _share(self, divisor: Any) -> tf.Tensor:
         """Collective: the factor that makes the weighted mean of terms divided by `divisor` one divided by all."""
@@ -282,13 +282,13 @@ class Step:
         """Collective: labels, outputs and weights of all ranks, as tensors with their masks; and where its own are."""
         leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
         tensors = [keras.ops.convert_to_tensor(leaf, dtype=dtype) for leaf in leaves]
-        masks = [tf.cast(mask, tf.bool) for mask in map(get_keras_mask, leaves) if mask is not None]
+        masks = [tf.cast(mask, tf.bool) for mask in map(keras_private.get_keras_mask, leaves) if mask is not None]
         kept = tf.shape(tensors[0])[0] * tf.cast(self._counts, tf.int32)
         found, own = self._collectives.rows([tensor[:kept] for tensor in (*tensors, *masks)], self._ranks)
         of_masks = iter(found[len(leaves) :])
         for leaf, whole in zip(leaves, found, strict=False):
-            if get_keras_mask(leaf) is not None:
-                set_keras_mask(whole, next(of_masks))
+            if keras_private.get_keras_mask(leaf) is not None:
+                keras_private.set_keras_mask(whole, next(of_masks))
         of_all = iter(found)
         return keras.tree.map_structure(lambda leaf: None if leaf is None else next(of_all), [*given]), own
 
@@ -303,11 +303,9 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
         reduction: likewise.
     """
     if reduction == "mean_with_sample_weight":
-        weight = keras_loss.apply_mask(sample_weight, mask, dtype=values.dtype, reduction=reduction)
-        if weight is not None:
-            _, weight = keras_loss.squeeze_or_expand_to_same_rank(values, tf.cast(weight, values.dtype))
-            return tf.reduce_sum(weight)
-    elif mask is not None:
+        weight = keras_private.weight_with_mask(values, sample_weight, mask, reduction)
+        return None if weight is None else tf.reduce_sum(weight)
+    if mask is not None:
         valid = tf.reduce_sum(tf.cast(mask, tf.float64))
         ratio = tf.size(values, tf.int64) / tf.maximum(tf.size(mask, tf.int64), 1)
         return valid * tf.cast(ratio, tf.float64)
@@ -322,14 +320,11 @@ def _of_keras(thing: Any) -> bool:
 
 def _update_by_function(original: Reduce, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Local: as `MeanMetricWrapper.update_state`; collective where its function gives a number of a whole batch."""
-    step, function = _current.get(), metric._fn
+    step = _current.get()
     if step is None:
         return original(metric, *args, **kwargs)
-    object.__setattr__(metric, "_fn", step.of_whole_batch(function))  # for this call, so Keras need not track it
-    try:
+    with keras_private.computing_by(metric, step.of_whole_batch(keras_private.function_of(metric))):
         return original(metric, *args, **kwargs)
-    finally:
-        object.__setattr__(metric, "_fn", function)
 
 
 @functools.cache
@@ -368,30 +363,20 @@ def _install() -> None:
 
     def of_moments(original: Reduce, layer: Any, inputs: Any, mask: Any) -> Any:
         step, kept, found = _current.get(), _kept.get(), None
-        if step is not None and not isinstance(inputs, KerasTensor):
+        if step is not None and not isinstance(inputs, keras.KerasTensor):
             found = step.moments(layer, inputs, mask)
-        elif step is None and kept is not None and not isinstance(inputs, KerasTensor):
-            found = moments(inputs, mask, layer._reduction_axes, kept, gradient_weight())
+        elif step is None and kept is not None and not isinstance(inputs, keras.KerasTensor):
+            found = moments(inputs, mask, keras_private.normalized_axes(layer), kept, gradient_weight())
         return original(layer, inputs, mask) if found is None else found
 
     def update_state(original: Reduce, metric: Any, values: Any, sample_weight: Any = None) -> Any:
         step = _current.get()
         return original(metric, values, sample_weight if step is None else step.weight(metric, values, sample_weight))
 
-    _patch(keras.losses.Loss, "__call__", call)
-    _patch(keras.metrics.Mean, "update_state", update_state)
-    _patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
-    _patch(keras_loss, "reduce_weighted_values", reduce)
-    _patch(keras.Model, "compute_loss", compute_loss)
-    _patch(keras.layers.Layer, "add_loss", add_loss)
-    _patch(keras.layers.BatchNormalization, "_moments", of_moments)
-
-
-def _patch(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(original, *args, **kwargs)
-
-    setattr(owner, name, call)
+    patch(keras.losses.Loss, "__call__", call)
+    patch(keras.metrics.Mean, "update_state", update_state)
+    patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
+    patch(keras_private.loss, keras_private.REDUCTION, reduce)
+    patch(keras.Model, "compute_loss", compute_loss)
+    patch(keras.layers.Layer, "add_loss", add_loss)
+    patch(keras.layers.BatchNormalization, keras_private.MOMENTS, of_moments)

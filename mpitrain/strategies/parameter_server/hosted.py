@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mpitrain.comm.communicator import Buffer
 from mpitrain.reduction.buckets import TensorSpec
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.shards import Part, Shard
 
 
@@ -42,13 +43,11 @@ class HostedShard:
         if not setup["decayed"][position]:
             optimizer.exclude_from_weight_decay(var_list=[self.variable])
         optimizer.build([self.variable])
-        rate = optimizer._learning_rate
+        rate = keras_private.learning_rate(optimizer)
         self.rate = rate if isinstance(rate, keras.Variable) else None
         self.slots = slots_of(optimizer)
         self.divisor = tf.Variable(1.0, trainable=False)
-        current = optimizer._get_current_learning_rate
-        # object.__setattr__: Keras tracks what is assigned to an optimizer; this is none of its state.
-        object.__setattr__(optimizer, "_get_current_learning_rate", lambda: current() / self.divisor)
+        keras_private.divide_learning_rate(optimizer, self.divisor)
 
     @property
     def slot_names(self) -> list[str]:
@@ -97,12 +96,12 @@ class HostedPart:
     @property
     def iterations(self) -> int:
         """Of the optimizers, which have all made as many."""
-        return int(self.shards[0].optimizer._iterations.numpy())
+        return int(keras_private.step_counter(self.shards[0].optimizer).numpy())
 
     def set_iterations(self, number: int) -> None:
         """Local: as many as another optimizer has made."""
         for shard in self.shards:
-            shard.optimizer._iterations.assign(number)
+            keras_private.step_counter(shard.optimizer).assign(number)
 
     def update(self, mean: Buffer, learning_rate: float, divisor: float, factors: Sequence[float]) -> None:
         """Local: one update of dense shards.
@@ -191,7 +190,7 @@ class _ByRows:
     def update(self, values: Buffer, indices: Buffer) -> None:
         """Local: as `HostedPart.update_rows`."""
         if not len(indices):
-            self._whole.optimizer._iterations.assign_add(1)
+            keras_private.step_counter(self._whole.optimizer).assign_add(1)
             return
         size = 1 << max(3, int(len(indices) - 1).bit_length())
         if size not in self._tables:
@@ -210,7 +209,7 @@ class _ByRows:
         pairs = [(whole.variable, table.variable), *zip(whole.slots, table.slots, strict=True)]
 
         def run(gradient: Any, indices: Any, count: Any) -> None:
-            table.optimizer._iterations.assign(whole.optimizer._iterations.value)
+            keras_private.step_counter(table.optimizer).assign(keras_private.step_counter(whole.optimizer).value)
             table.divisor.assign(whole.divisor)
             if table.rate is not None and whole.rate is not None:
                 table.rate.assign(whole.rate.value)
@@ -223,14 +222,14 @@ class _ByRows:
                     source.value.scatter_update(slices)
                 else:
                     source.assign(target.value)
-            whole.optimizer._iterations.assign(table.optimizer._iterations.value)
+            keras_private.step_counter(whole.optimizer).assign(keras_private.step_counter(table.optimizer).value)
 
         return run
 
 
 def slots_of(optimizer: Any) -> list[Any]:
     """Local: the variables of a built Keras optimizer but the number of updates and the learning rate."""
-    others = (id(optimizer._iterations), id(optimizer._learning_rate))
+    others = (id(keras_private.step_counter(optimizer)), id(keras_private.learning_rate(optimizer)))
     return [variable for variable in optimizer.variables if id(variable) not in others]
 
 

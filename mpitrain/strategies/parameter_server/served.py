@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope  # no public name leads to it
 
 from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import UsageError
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.arrays import State
 from mpitrain.strategies.parameter_server.hosted import slots_of
 from mpitrain.strategies.parameter_server.sending import Sending
@@ -65,9 +65,10 @@ class ServedOptimizer:
         session = self._session(own, kept)
         clips = self.optimizer.clipnorm or self.optimizer.global_clipnorm
         if clips and self._client.options.mode == "async":  # each gradient is applied by itself
-            own = self.optimizer._clip_gradients(own)
+            own = getattr(self.optimizer, keras_private.CLIP_GRADIENTS)(own)
         values, iterations = self._exchange(session, own)
-        self.optimizer._iterations.assign(tf.cast(iterations, self.optimizer._iterations.dtype))
+        counter = keras_private.step_counter(self.optimizer)
+        counter.assign(tf.cast(iterations, counter.dtype))
         for value, variable in zip(values, kept, strict=True):
             if isinstance(value, tf.IndexedSlices):
                 (variable.value if isinstance(variable, keras.Variable) else variable).scatter_update(value)
@@ -79,11 +80,11 @@ class ServedOptimizer:
         for variable, array in zip(self.variables(session), arrays, strict=True):
             variable.assign(array)
         if session.last is not None:
-            self.optimizer._iterations.assign(session.last.iterations)
+            keras_private.step_counter(self.optimizer).assign(session.last.iterations)
 
     def fetch(self) -> None:
         """Local: the optimizer's own variables become the servers'."""
-        if in_stateless_scope():  # a snapshot is being saved, on a thread of its own
+        if keras_private.in_stateless_scope():  # a snapshot is being saved, on a thread of its own
             return
         for session in self._sessions.values():
             if not session.begun:
@@ -92,7 +93,7 @@ class ServedOptimizer:
             for slots, arrays in zip(self._slots(session), state, strict=True):
                 for slot, array in zip(slots, arrays[1:], strict=True):
                     slot.assign(array.reshape(tuple(slot.shape)))
-            self.optimizer._iterations.assign(iterations)
+            keras_private.step_counter(self.optimizer).assign(iterations)
 
     @tf.autograph.experimental.do_not_convert
     def pull_rows(self, variable: Any, indices: Any) -> Any:
@@ -129,7 +130,7 @@ class ServedOptimizer:
         """Collective in sync mode: all buckets are pushed, while earlier layers compute; then all are pulled."""
         plan, values = session.layout.plan, list(gradients)
         samples = tf.cast(current_samples(), tf.float64)
-        rate = self.optimizer._learning_rate
+        rate = keras_private.learning_rate(self.optimizer)
         rate = (
             tf.cast(rate.value, tf.float64) if isinstance(rate, keras.Variable) else tf.constant(math.nan, tf.float64)
         )
@@ -186,7 +187,7 @@ class ServedOptimizer:
                 for variable, own in zip(variables, slots, strict=True)
             ]
 
-        found = self._client.begin(session, state, int(self.optimizer._iterations.numpy()))
+        found = self._client.begin(session, state, int(keras_private.step_counter(self.optimizer).numpy()))
         if found is not None and not session.discard:
             session.discard = any(
                 not np.array_equal(variable.numpy(), own[0]) for variable, own in zip(variables, found, strict=True)

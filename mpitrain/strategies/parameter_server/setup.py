@@ -13,6 +13,7 @@ import tensorflow as tf
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec, alone_bytes_for
 from mpitrain.reduction.graph import spec_of
+from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.client import Client
 from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.layout import setup_of
@@ -79,12 +80,12 @@ def setup_for(
     with tf.init_scope():  # the learning rate is read
         config = keras.optimizers.serialize(optimizer)
     config = {**config, "config": {**config["config"], "name": "hosted"}}
-    if isinstance(optimizer._learning_rate, keras.Variable):  # it travels with each gradient
+    if isinstance(keras_private.learning_rate(optimizer), keras.Variable):  # it travels with each gradient
         config["config"]["learning_rate"] = 0.0
     setup = {
         **setup_of(title, specs, alone_bytes_for(client.hosts), _whole(optimizer, variables)),
         "optimizer": config,
-        "decayed": [bool(optimizer._use_weight_decay(variable)) for variable in variables],
+        "decayed": [keras_private.decays(optimizer, variable) for variable in variables],
         "constraints": constraints,
         "clipnorm": optimizer.clipnorm if sync else None,
         "global_clipnorm": optimizer.global_clipnorm if sync else None,
