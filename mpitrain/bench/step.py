@@ -76,13 +76,13 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
     statistics = strategy_of(world).statistics
     spent: dict[str, list[float]] = {"exchange_seconds": [], "waiting_seconds": []}
 
-    def together(step: Step) -> list[float]:
+    def on_all(step: Step) -> list[float]:
         world.communicator.barrier()
         return block(step, steps)
 
     def with_statistics() -> list[float]:
         updates, exchange, waiting = statistics.updates, statistics.exchange, statistics.waiting
-        seconds = together(exchanged)
+        seconds = on_all(exchanged)
         done = statistics.updates - updates
         spent["exchange_seconds"].append((statistics.exchange - exchange) / done)
         spent["waiting_seconds"].append((statistics.waiting - waiting) / done)
@@ -90,11 +90,11 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
 
     turns: dict[str, Callable[[], list[float]]] = {
         "alone_seconds": lambda: on_root(world.communicator, lambda: block(compute, steps)),
-        "together_seconds": lambda: together(compute),
+        "together_seconds": lambda: on_all(compute),
         "exchanged_seconds": with_statistics,
     }
     for peer, step in others.items():
-        turns[f"{peer}_seconds"] = partial(together, step)
+        turns[f"{peer}_seconds"] = partial(on_all, step)
     raw = interleave(turns, timing.repeat)
     raw |= {key: tuple(values) for key, values in spent.items()}
     case: dict[str, str | int] = {"model": name, "parameters": load.model.count_params(), "batch": batch_size}

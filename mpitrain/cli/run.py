@@ -28,7 +28,7 @@ from mpitrain.launch.daemonless.starter import is_here
 from mpitrain.launch.dialect import Mpi
 from mpitrain.launch.job import OURS, LaunchJob, check_root, choose_srun, rank_command
 from mpitrain.launch.listener import Listener
-from mpitrain.launch.preflight import unreached
+from mpitrain.launch.preflight import find_unreached
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.restart import run_with_restarts, tell
 from mpitrain.launch.restart_policy import ABORT, RESTART, RESTARTS, NextAttempt, Restarts
@@ -186,7 +186,7 @@ def _attempt(
     job = dataclasses.replace(job, request=dataclasses.replace(again.request, environment=environment))
     if job.uses_ssh(os.environ):
         names = [host.name for host in job.request.hosts if not is_here(host.name)]
-        silent = unreached(ssh, names)
+        silent = find_unreached(ssh, names)
         if silent and not pending:
             sys.stderr.write("".join(f"{words}\n" for words in dict.fromkeys(silent.values()) if words))
             return Outcome(NO_CONNECTION, Listener(secret), dict.fromkeys(silent, NO_CONNECTION))
@@ -197,7 +197,7 @@ def _attempt(
             tell(_shown(command))
         plan = Plan(
             command.argv,
-            command.environ(dialect.beside(job.mpirun, launcher.without_rank(os.environ))),
+            command.environ(dialect.path_beside(job.mpirun, launcher.without_rank(os.environ))),
             secret,
             job.launcher,
             job.is_ours,
@@ -250,7 +250,7 @@ def _job(arguments: argparse.Namespace) -> LaunchJob:
         asked = batch.ranks
     ranks, crowded = count_ranks(asked, hosts, physical_cores(), arguments.oversubscribe)
     mpirun = dialect.find_mpirun(os.environ, arguments.mpirun)
-    environ = dialect.beside(mpirun, os.environ)
+    environ = dialect.path_beside(mpirun, os.environ)
     command = rank_command(arguments.rest)
     mpi = _mpi(mpirun, command, arguments.rest)
     srun = choose_srun(arguments.launcher, batch, mpi, os.environ)

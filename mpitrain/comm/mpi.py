@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpitrain.comm import pickled
+from mpitrain.comm import object_messages
 from mpitrain.comm.communicator import Buffer, Communicator, Op
 from mpitrain.comm.shared_memory import remove_names
 from mpitrain.comm.waiting import INSIDE, done, poll, wait
@@ -257,12 +257,12 @@ class MpiCommunicator:
     @entered
     def broadcast_obj(self, obj: Any, root: int = 0) -> Any:
         """Collective: a pickled object of rank `root`; ranks may come late, and are waited for politely."""
-        return pickled.broadcast_obj(self, self._mpi.pickle, obj, root)
+        return object_messages.broadcast_obj(self, self._mpi.pickle, obj, root)
 
     @entered
     def all_gather_obj(self, obj: Any) -> list[Any]:
         """Collective: the pickled objects of all ranks; ranks may come late, and are waited for politely."""
-        return pickled.all_gather_obj(self, self._mpi.pickle, obj)
+        return object_messages.all_gather_obj(self, self._mpi.pickle, obj)
 
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         """Collective: MPI_Comm_create; ranks may come late, and are waited for politely."""

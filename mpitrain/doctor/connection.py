@@ -156,7 +156,7 @@ def by_srun(srun: str) -> Way:
     return lambda host, words: [srun, *options, f"--nodelist={host}", *words]
 
 
-def all_at_once(task: Callable[[str], Result], names: Iterable[str], seconds: float) -> dict[str, Result | Unanswered]:
+def ask_all(task: Callable[[str], Result], names: Iterable[str], seconds: float) -> dict[str, Result | Unanswered]:
     """Local: the task for every name, each in a thread of its own.
 
     Args:

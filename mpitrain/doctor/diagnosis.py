@@ -15,7 +15,7 @@ from mpitrain.doctor import agent as agent_
 from mpitrain.doctor import facts as facts_
 from mpitrain.doctor import job as job_
 from mpitrain.doctor import machine, network, software, ssh_faults, trial
-from mpitrain.doctor.connection import Agent, all_at_once, by_srun, start
+from mpitrain.doctor.connection import Agent, ask_all, by_srun, start
 from mpitrain.doctor.facts import Clock, Facts
 from mpitrain.doctor.finding import Finding, merged
 from mpitrain.doctor.job import PlannedJob
@@ -152,7 +152,7 @@ class _Examination:
     def close(self) -> None:
         """Local: end all agents."""
         agents = {str(number): agent for number, agent in enumerate(self.agents)}
-        all_at_once(lambda number: agents[number].close(), agents, 3)
+        ask_all(lambda number: agents[number].close(), agents, 3)
 
     def _visits(self, names: Sequence[str]) -> tuple[dict[str, Visit], list[Finding], str | None]:
         """The hosts that answer, what is wrong with the others, and the name of the host this runs on."""
@@ -164,7 +164,7 @@ class _Examination:
                 return self._visit(None)
             return None if is_here(name, own_name, addresses) else self._visit(name)
 
-        asked = all_at_once(visit, (OWN, *names), ASK_SECONDS + 1)
+        asked = ask_all(visit, (OWN, *names), ASK_SECONDS + 1)
         own = asked.pop(OWN)
         if not isinstance(own, Visit):
             words = own.words.strip() if isinstance(own, Unanswered) else ""

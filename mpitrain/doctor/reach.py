@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpitrain.doctor import network
-from mpitrain.doctor.connection import Agent, all_at_once
+from mpitrain.doctor.connection import Agent, ask_all
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.network import Attempt
 from mpitrain.doctor.ssh_faults import Unanswered
@@ -40,10 +40,10 @@ class Reach:
         Returns:
             What came of it, and the hosts that did not answer any more.
         """
-        listening = all_at_once(lambda name: self._listen(name, ranges), self._agents, LISTEN_SECONDS)
+        listening = ask_all(lambda name: self._listen(name, ranges), self._agents, LISTEN_SECONDS)
         ports = {name: found for name, found in listening.items() if not isinstance(found, Unanswered)}
         planned = network.plan({name: self._facts[name] for name in ports}, ports)
-        results = all_at_once(lambda name: self._call(name, planned), ports, WAY_SECONDS + ANSWER_SECONDS)
+        results = ask_all(lambda name: self._call(name, planned), ports, WAY_SECONDS + ANSWER_SECONDS)
         self._attempts = [attempt for found in results.values() if isinstance(found, list) for attempt in found]
         return self._attempts, [name for name in self._agents if not isinstance(results.get(name), list)]
 

@@ -82,8 +82,8 @@ def find_mpirun(environ: Mapping[str, str], given: str | None = None) -> str:
     Raises:
         LauncherError: there is none.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    name = given or (str(beside) if beside.exists() else "mpirun")
+    path_beside = Path(sys.executable).with_name("mpirun")
+    name = given or (str(path_beside) if path_beside.exists() else "mpirun")
     path = shutil.which(name, path=environ.get("PATH"))
     if path is None:
         where = f"{given} is no program" if given else "there is no mpirun beside this Python, nor on PATH"
@@ -94,7 +94,7 @@ def find_mpirun(environ: Mapping[str, str], given: str | None = None) -> str:
     return path
 
 
-def beside(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
+def path_beside(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables with a PATH that has the programs beside mpirun, some of which start each other by name."""
     directory, path = str(Path(mpirun).parent), environ.get("PATH", os.defpath)
     return {**environ} if directory in path.split(os.pathsep) else {**environ, "PATH": f"{directory}{os.pathsep}{path}"}
@@ -106,7 +106,7 @@ def launcher_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
     Raises:
         LauncherError: it does not answer, or is of an MPI unknown here.
     """
-    text = _answer([mpirun, "--version"], beside(mpirun, environ))
+    text = _answer([mpirun, "--version"], path_beside(mpirun, environ))
     found = recognise(text)
     if found is None:
         raise LauncherError(

@@ -13,7 +13,7 @@ MOST_AT_ONCE = 64
 PATIENCE_SECONDS = 20  # beyond the connection: for a shell to start, and for questions that nobody answers
 
 
-def unreached(ssh: Ssh, hosts: Sequence[str]) -> dict[str, str]:
+def find_unreached(ssh: Ssh, hosts: Sequence[str]) -> dict[str, str]:
     """Local: the hosts to which there is no connection, and what ssh says of each.
 
     Args:

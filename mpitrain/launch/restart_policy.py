@@ -174,7 +174,7 @@ class Restarts:
         failure, earlier = Failure.of(outcome, code), list(self.failures)
         self.failures.append(failure)
         self._in_vain = 0 if saved else self._in_vain + 1
-        smaller = without(request, failure.lost)
+        smaller = remove_hosts(request, failure.lost)
         refusal = self._refusal(failure, earlier, smaller)
         if refusal:
             return None, f"the job failed {failure}, and is not started again: {refusal}{self._newest()}"
@@ -220,7 +220,7 @@ def _final(outcome: Outcome, code: int) -> str | None:
     return None
 
 
-def without(request: Request, lost: Sequence[str]) -> Request:
+def remove_hosts(request: Request, lost: Sequence[str]) -> Request:
     """The same job without some hosts: with fewer ranks, unless the others have slots to spare."""
     if not lost or not request.hosts:
         return request

@@ -11,7 +11,7 @@ import keras
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.strategy import Strategy, strategy_of
 from mpitrain.strategies.weighting import sample_count
-from mpitrain.training.compiled import split_train_step
+from mpitrain.training.compiled_step import split_train_step
 from mpitrain.training.counting import Counted
 from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.latest_step import LatestStep

@@ -16,7 +16,7 @@ import pytest
 
 import mpitrain
 from mpitrain.doctor import agent as agent_source
-from mpitrain.doctor.connection import Agent, all_at_once, start
+from mpitrain.doctor.connection import Agent, ask_all, start
 from mpitrain.doctor.diagnosis import is_here
 from mpitrain.doctor.facts import read
 from mpitrain.doctor.ssh_faults import Unanswered
@@ -183,7 +183,7 @@ def test_tasks_run_together_and_are_left_behind_when_late() -> None:
         return name.upper()
 
     began = time.monotonic()
-    results = all_at_once(task, ("good", "bad", "late"), 0.5)
+    results = ask_all(task, ("good", "bad", "late"), 0.5)
     assert time.monotonic() - began < 30
     assert results == {"good": "GOOD", "bad": Unanswered("gone"), "late": Unanswered("", 0.5)}
 

@@ -92,8 +92,8 @@ def test_an_mpirun_that_starts_others_by_name(tmp_path: Path) -> None:
     program(tmp_path / "mpiexec.hydra", f"echo '{INTEL.splitlines()[0]}'")
     mpirun = program(tmp_path / "mpirun", 'mpiexec.hydra "$@"')
     assert dialect.launcher_mpi(mpirun, {"PATH": "/usr/bin:/bin"}) == Mpi(INTEL_MPI, (2021, 11))
-    assert dialect.beside(mpirun, {"PATH": "/bin"})["PATH"] == f"{tmp_path}:/bin"
-    assert dialect.beside(mpirun, {"PATH": f"/bin:{tmp_path}"})["PATH"] == f"/bin:{tmp_path}"
+    assert dialect.path_beside(mpirun, {"PATH": "/bin"})["PATH"] == f"{tmp_path}:/bin"
+    assert dialect.path_beside(mpirun, {"PATH": f"/bin:{tmp_path}"})["PATH"] == f"/bin:{tmp_path}"
 
 
 def test_no_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

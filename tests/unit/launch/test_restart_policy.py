@@ -15,7 +15,7 @@ from mpitrain.faults.summary import FaultSummary
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.restart import run_with_restarts
-from mpitrain.launch.restart_policy import Failure, NextAttempt, Policy, Restarts, policy, promise, without
+from mpitrain.launch.restart_policy import Failure, NextAttempt, Policy, Restarts, policy, promise, remove_hosts
 from mpitrain.launch.supervisor import Outcome
 from mpitrain.runtime.hostfile import parse
 from mpitrain.runtime.marks import Mark
@@ -123,13 +123,13 @@ def test_failures_that_are_alike(one: Failure, other: Failure, alike: bool) -> N
     ],
 )
 def test_hosts_that_are_lost(lost: list[str], ranks: int, hosts: str, left: int) -> None:
-    request = without(Request(("true",), ranks, parse(hosts, "test")), lost)
+    request = remove_hosts(Request(("true",), ranks, parse(hosts, "test")), lost)
     assert request.ranks == left
     assert not {name.partition(".")[0] for name in lost} & {host.name for host in request.hosts}
 
 
 def test_a_job_on_one_host_loses_none() -> None:
-    assert without(Request(("true",), 2), ["a"]) == Request(("true",), 2)
+    assert remove_hosts(Request(("true",), 2), ["a"]) == Request(("true",), 2)
 
 
 @pytest.mark.parametrize(
