@@ -64,7 +64,7 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
     elements = split(int(size * (1 << 20)) // 4, count)
     nbytes = 4 * sum(elements)
     reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
-    produce, exchange = _functions(reducer, elements, world.topology.node_count)
+    produce, exchange = _functions(world, reducer, elements)
     buffer = np.zeros(nbytes // 4, np.float32)
     calls = max(1, min(MOST_CALLS, CALLS_BYTES // nbytes))
     host: list[float] = []
@@ -114,12 +114,14 @@ def _figures(raw: dict[str, tuple[float, ...]], limit: float | None) -> dict[str
     return figures
 
 
-def _functions(reducer: Any, elements: Sequence[int], hosts: int) -> tuple[Callable[[], float], Callable[[], float]]:
+def _functions(world: World, reducer: Any, elements: Sequence[int]) -> tuple[Callable[[], float], Callable[[], float]]:
     """Local: a step that only makes gradients, and the same step with their exchange."""
     import tensorflow as tf
 
+    from mpitrain.collectives.registry import engine_of
     from mpitrain.reduction.graph import mean_gradients, plan_of
 
+    engine, hosts = engine_of(world), world.topology.node_count
     variables = [tf.Variable(tf.ones([size]), name=f"variable_{index}") for index, size in enumerate(elements)]
 
     def gradients() -> list[Any]:
@@ -136,6 +138,6 @@ def _functions(reducer: Any, elements: Sequence[int], hosts: int) -> tuple[Calla
     @tf.function
     def exchange() -> Any:
         own = gradients()
-        return used(mean_gradients(reducer, plan_of(own, variables, "benchmark", hosts), own, 1.0))
+        return used(mean_gradients(engine, reducer, plan_of(own, variables, "benchmark", hosts), own, 1.0))
 
     return lambda: float(produce()), lambda: float(exchange())

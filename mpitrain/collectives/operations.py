@@ -9,16 +9,13 @@ Before each, ranks agree on operation, dtype and shape: a difference raises on e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.collectives import host
-from mpitrain.collectives.negotiation import negotiation_of
+from mpitrain.collectives.host import Reduction
 from mpitrain.collectives.objects import check_root
-from mpitrain.collectives.ordering import checked_call, in_turn
+from mpitrain.collectives.registry import engine_of
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
@@ -56,9 +53,7 @@ def all_reduce(
     group = world or current_world()
     tensor = exchangeable(tensor)
     check_op(op, tensor.dtype)
-    how = host.Reduction(op, before, after, half)
-    call = _Call("all_reduce", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.all_reduce(group, array, how, name)])
+    result = engine_of(group).all_reduce(tensor, Reduction(op, before, after, half), name)
     _set_shape(result, tensor.shape)
     return result
 
@@ -76,8 +71,7 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
-    call = _Call("all_gather", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.all_gather(group, array, name)])
+    result = engine_of(group).all_gather(tensor, name)
     _set_shape(result, _rows_shape(tensor))
     return result
 
@@ -87,8 +81,7 @@ def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: Wor
     group = world or current_world()
     check_root(root, group)
     tensor = exchangeable(tensor)
-    call = _Call("broadcast", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.broadcast(group, array, root, name)])
+    result = engine_of(group).broadcast(tensor, root, name)
     _set_shape(result, tensor.shape)
     return result
 
@@ -122,9 +115,7 @@ def reduce_scatter(
     tensor = exchangeable(tensor)
     check_op(op, tensor.dtype)
     check_rows(tensor)
-    how = host.Reduction(op, before, after, half)
-    call = _Call("reduce_scatter", name, [tensor], [tensor.dtype])
-    (result,) = call(group, lambda array: [host.reduce_scatter(group, array, how, name)])
+    result = engine_of(group).reduce_scatter(tensor, Reduction(op, before, after, half), name)
     _set_shape(result, _rows_shape(tensor))
     return result
 
@@ -148,11 +139,8 @@ def all_to_all(
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
-    inputs = [tensor] if splits is None else [tensor, tf.cast(splits, tf.int64)]
-    call = _Call("all_to_all", name, inputs, [tensor.dtype, tf.int32])
-    result, received = call(
-        group, lambda array, *rest: list(host.all_to_all(group, array, rest[0] if rest else None, name))
-    )
+    splits = None if splits is None else tf.cast(splits, tf.int64)
+    result, received = engine_of(group).all_to_all(tensor, splits, name)
     _set_shape(result, _rows_shape(tensor))
     _set_shape(received, [group.size])
     return result, received
@@ -205,38 +193,3 @@ def _set_shape(result: tf.Tensor, shape: Any) -> None:
     """Local: what is known of the shape of a result in a graph; outside it has one."""
     if not hasattr(result, "numpy"):
         result.set_shape(shape)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One collective, done at once or as a node of the graph being built.
-
-    Attributes:
-        kind: what it is.
-        name: given by the caller.
-        inputs: tensors.
-        dtypes: of the results.
-    """
-
-    kind: str
-    name: str | None
-    inputs: Sequence[tf.Tensor]
-    dtypes: Sequence[tf.DType]
-
-    @tf.autograph.experimental.do_not_convert
-    def __call__(self, world: World, function: Callable[..., list[Any]]) -> list[Any]:
-        """Collective: the results of `function` on arrays."""
-
-        def observed(*arrays: Any) -> list[Any]:
-            results = function(*arrays)
-            if world.agreement.observer is not None:
-                world.agreement.observer.ended()
-            return results
-
-        if tf.executing_eagerly():
-            return [tf.convert_to_tensor(array) for array in observed(*[t.numpy() for t in self.inputs])]
-        if tf.compat.v1.executing_eagerly_outside_functions():
-            return in_turn(world.communicator, lambda: checked_call(observed, self.inputs, self.dtypes))
-        name = tf.compat.v1.get_default_graph().unique_name(self.name or f"mpitrain_{self.kind}")
-        negotiation = negotiation_of(world)
-        return checked_call(lambda *arrays: negotiation.call(name, lambda: observed(*arrays)), self.inputs, self.dtypes)

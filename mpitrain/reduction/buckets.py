@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpitrain.collectives.bucket import Bucket
 from mpitrain.world.calls import Call
 
 BUCKET_BYTES = 16 << 20
@@ -65,28 +66,6 @@ def alone_bytes_for(hosts: int) -> int:
 def itemsize(dtype: str) -> int:
     """Bytes of one element; for the dtypes gradients have."""
     return ITEM_BYTES[dtype]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Gradients exchanged in one call.
-
-    Attributes:
-        members: positions in the list of gradients, in the order of packing.
-        offsets: first element of each member; at multiples of 64 bytes, unless the bucket is flat.
-        size: elements in all, gaps between members included.
-        dtype: in which the sum is taken.
-        sparse: the one member is `tf.IndexedSlices`.
-        flat: TensorFlow joins the members to one tensor, and takes them apart again. That copies them twice, but
-            a tensor that goes through Python on its own costs some 30 us.
-    """
-
-    members: tuple[int, ...]
-    offsets: tuple[int, ...]
-    size: int
-    dtype: str
-    sparse: bool = False
-    flat: bool = False
 
 
 @dataclass(frozen=True)

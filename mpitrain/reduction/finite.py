@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpitrain.collectives.bucket import Bucket
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import NonFiniteError
-from mpitrain.reduction.buckets import Bucket, BucketPlan
+from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.runtime import streams
 from mpitrain.world.agreement import Agreement
 

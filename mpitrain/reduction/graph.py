@@ -1,16 +1,17 @@
-"""Buckets inside a TensorFlow graph: one host call each, chained in one order."""
+"""The mean of gradients inside a TensorFlow graph, bucket by bucket."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
-from mpitrain.collectives.ordering import host_call, in_turn
+from mpitrain.collectives.engine import Averaging, CollectiveEngine
+from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import AgreedError
 from mpitrain.reduction.buckets import ITEM_BYTES, BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
+from mpitrain.reduction.compressor import COMPRESSORS, State
 from mpitrain.reduction.reducer import Reducer
 
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
@@ -54,83 +55,59 @@ def plan_of(
 
 @tf.autograph.experimental.do_not_convert
 def mean_gradients(
+    engine: CollectiveEngine,
     reducer: Reducer,
     plan: BucketPlan,
     gradients: Sequence[Gradient],
     samples: Any,
     synchronize: Callable[[], bool] | None = None,
+    compression: str = "none",
+    states: list[State] | None = None,
 ) -> list[Gradient]:
     """Collective: the mean of `gradients` over the samples of all ranks, or their sum, as the plan says.
 
-    Works eagerly and while a `tf.function` is traced. In a graph each bucket is one stateful
-    host call, and control dependencies chain the calls: every rank makes them in the same order,
-    one at a time, while the backward pass of earlier layers goes on.
+    Works eagerly and while a `tf.function` is traced. All ranks exchange the buckets in the same order, one at a
+    time, while the backward pass of earlier layers goes on.
 
     Args:
-        reducer: does the exchange in host memory.
+        engine: moves tensors between the ranks.
+        reducer: the host's side of each update.
         plan: of these gradients, the same on all ranks.
         gradients: dense or `IndexedSlices`; no None.
         samples: number (or scalar tensor) of samples behind this rank's gradients.
         synchronize: see `Reducer.exchange`. The mean of the last gradient is there once it has returned.
+        compression: name of the compressor of dense gradients.
+        states: what it remembers of each bucket, replaced by what it is to remember then; None where it is new.
     """
     results: list[Gradient] = list(gradients)
-    samples = tf.cast(samples, tf.float64)
+    compressor = COMPRESSORS[compression]
+    if states is None:
+        states = [compressor.init([plan.specs[position] for position in bucket.members]) for bucket in plan.buckets]
 
-    def exchange_all() -> list[tf.Tensor]:
-        last: list[tf.Tensor] = []
+    def exchange(index: int, arrays: Sequence[Buffer], count: float) -> list[Buffer]:
+        return reducer.exchange(plan, index, arrays, count, synchronize)
+
+    def average(averaging: Averaging) -> None:
         for index, bucket in enumerate(plan.buckets):
             members = [gradients[position] for position in bucket.members]
-            tensors = [members[0].values, members[0].indices] if bucket.sparse else members
-            with tf.control_dependencies(last):
-                outputs = _exchange(reducer, plan, index, tensors, samples, synchronize)
-            last = [] if tf.executing_eagerly() else outputs[:1]
-            if bucket.flat and len(outputs) == 1:
-                outputs = _unpacked(outputs[0], tensors, [plan.specs[position].size for position in bucket.members])
-            for position, mean in zip(bucket.members, _shaped(outputs, members, bucket.sparse), strict=True):
+            if bucket.sparse:
+                means: Sequence[Gradient] = [
+                    _slices(averaging.mean([members[0].values, members[0].indices]), members[0])
+                ]
+            else:
+                means, _, states[index] = compressor.exchange(members, states[index], averaging)
+            for position, gradient, mean in zip(bucket.members, members, means, strict=True):
+                if not bucket.sparse:
+                    mean.set_shape(gradient.shape)
                 results[position] = mean
-        return last
 
-    if tf.executing_eagerly():
-        exchange_all()
-    else:
-        in_turn(reducer.communicator, exchange_all)
+    engine.average(exchange, plan.buckets, tf.cast(samples, tf.float64), average)
     return results
 
 
-def _unpacked(flat: tf.Tensor, tensors: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Local: the members of a bucket that travelled as one tensor."""
-    parts = tf.split(flat, sizes)
-    return [tf.cast(tf.reshape(part, tf.shape(t)), t.dtype) for part, t in zip(parts, tensors, strict=True)]
-
-
-def _shaped(outputs: Sequence[tf.Tensor], members: Sequence[Gradient], sparse: bool) -> Sequence[Gradient]:
-    """Local: what came back from the host, with the static shapes of what went there."""
-    if sparse:
-        outputs[0].set_shape([None, *members[0].values.shape[1:]])
-        outputs[1].set_shape([None])
-        return [tf.IndexedSlices(outputs[0], outputs[1], members[0].dense_shape)]
-    for output, member in zip(outputs, members, strict=True):
-        output.set_shape(member.shape)
-    return outputs
-
-
-def _exchange(
-    reducer: Reducer,
-    plan: BucketPlan,
-    index: int,
-    tensors: Sequence[tf.Tensor],
-    samples: tf.Tensor,
-    synchronize: Callable[[], bool] | None,
-) -> list[tf.Tensor]:
-    if tf.executing_eagerly():
-        arrays = reducer.exchange(plan, index, [np.asarray(t.numpy()) for t in tensors], float(samples), synchronize)
-        return [tf.convert_to_tensor(array) for array in arrays]
-
-    if plan.buckets[index].flat:
-        dtype = plan.buckets[index].dtype
-        tensors = [tf.concat([tf.cast(tf.reshape(tensor, [-1]), dtype) for tensor in tensors], 0)]
-
-    def call(count: np.float64, *arrays: Any) -> list[Any]:
-        return reducer.exchange(plan, index, arrays, float(count), synchronize)
-
-    return host_call(call, [samples, *tensors], [t.dtype for t in tensors])
+def _slices(rows: Sequence[tf.Tensor], gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Local: rows of the mean as `IndexedSlices`, with the static shapes of this rank's own."""
+    values, indices = rows
+    values.set_shape([None, *gradient.values.shape[1:]])
+    indices.set_shape([None])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

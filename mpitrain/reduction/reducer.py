@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpitrain.collectives.bucket import Bucket
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import MismatchError, MpitrainError
 from mpitrain.faults.activity import LOOKED_AT_BATCHES
-from mpitrain.reduction.buckets import Bucket, BucketPlan
+from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.reduction.finite import FiniteCheck
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import exchange_rows
@@ -48,6 +49,11 @@ class _Weights:
 
     before: float | None
     after: float
+
+    @property
+    def share(self) -> float:
+        """Both: the factor on this rank's own where the sum is left as it is."""
+        return self.after if self.before is None else self.before
 
 
 def weights_of(agreed: Agreed, rank: int, added_up: bool = False) -> _Weights:
@@ -117,14 +123,15 @@ class Reducer:
             plan: the same on all ranks; a difference is found by the header.
             index: of the bucket; buckets are exchanged in order.
             arrays: the bucket's gradients, or one flat array of them all in the dtype of the bucket; (values,
-                indices) for a sparse one. Only read.
+                indices) for a sparse one. Only read. None, where the caller sums the bucket itself.
             samples: this rank's samples behind the gradients, equal at all calls of one update.
             synchronize: collective, called after the header of an update; makes replicas identical. If it
                 returns True, they were not, and the gradients of ranks other than 0, taken at other
                 weights, do not count in this update.
 
         Returns:
-            One array for each of `arrays`, in memory that stays valid while it is referred to.
+            One array for each of `arrays`, in memory that stays valid while it is referred to; for none of them the
+            factor on each rank's own with which their sum is the mean.
 
         Raises:
             MismatchError: ranks have different plans, or another update is under way on this one.
@@ -163,7 +170,12 @@ class Reducer:
             start = time.perf_counter()
             with np.errstate(all="ignore"):
                 bucket = plan.buckets[index]
-                result = self._sparse(plan, bucket, arrays) if bucket.sparse else self._dense(plan, bucket, arrays)
+                if not arrays:
+                    result = [np.asarray(self._weights.share)]
+                elif bucket.sparse:
+                    result = self._sparse(plan, bucket, arrays)
+                else:
+                    result = self._dense(plan, bucket, arrays)
             self.statistics.exchange += time.perf_counter() - start
             if self.agreement.observer is not None:
                 self.agreement.observer.ended()
@@ -213,7 +225,7 @@ class Reducer:
 
     def _sparse(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:
         values, indices = arrays
-        factor = self._weights.after if self._weights.before is None else self._weights.before
+        factor = self._weights.share
         if factor == 0.0:
             values, indices = values[:0], indices[:0]
         rows = plan.specs[bucket.members[0]].shape[0]

@@ -66,13 +66,14 @@ class AllReduce(Strategy):
             return update.apply(gradients, variables)
         import tensorflow as tf
 
+        from mpitrain.collectives.registry import engine_of
         from mpitrain.reduction.graph import mean_gradients
 
         synchronize = update.synchronize and functools.partial(update.synchronize, variables)
         if synchronize is not None and not tf.executing_eagerly():
             synchronize()  # what the graph reads may be read before its first exchange assigns it
         plan = self._plan(own, kept, update)
-        found = mean_gradients(self.reducer, plan, own, current_samples(), synchronize)
+        found = mean_gradients(engine_of(self.world), self.reducer, plan, own, current_samples(), synchronize)
         rest = iter(found)
         means = [None if gradient is None else next(rest) for gradient in gradients]
         if not self._whole_updates:

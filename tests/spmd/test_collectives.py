@@ -11,53 +11,15 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
+from mpitrain.collectives.host_engine import DTYPES
 from mpitrain.errors import MismatchError
+from tests.contracts.engine import value
 
 WORLD = mpitrain.init()
 RANKS = range(WORLD.size)
-DTYPES = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
 graph = functools.partial(tf.function, autograph=False)
 both_ways = pytest.mark.parametrize("way", [lambda f: f, graph], ids=["eager", "graph"])
-
-
-def value(rank: int, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
-    """Small whole numbers: sums and products are exact in every dtype."""
-    numbers = np.random.default_rng(rank).integers(0, 3, shape)
-    return tf.cast(tf.constant(numbers > 0 if dtype == "bool" else numbers), dtype)
-
-
-def expected(op: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    wide = np.stack([np.asarray(tf.cast(value(rank, dtype, shape), "complex128")) for rank in RANKS])
-    if dtype == "bool":
-        return wide.any(0) if op in ("sum", "max") else wide.all(0)
-    functions: dict[str, Any] = {"sum": np.sum, "mean": np.sum, "product": np.prod, "min": np.min, "max": np.max}
-    total = functions[op](wide, axis=0)
-    if op != "mean":
-        return total
-    return total.real // WORLD.size if tf.as_dtype(dtype).is_integer else total / WORLD.size
-
-
-@both_ways
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)], ids=str)
-def test_all_reduce(way: Any, shape: tuple[int, ...]) -> None:
-    operations = ("sum", "mean", "min", "max", "product")
-    cases = [(d, op) for d in DTYPES for op in operations if "complex" not in d or op not in ("min", "max")]
-
-    def reduce(*tensors: tf.Tensor) -> list[tf.Tensor]:  # all of them in one graph, which is traced once
-        return [mpitrain.all_reduce(tensor, op) for tensor, (_, op) in zip(tensors, cases, strict=True)]
-
-    results = way(reduce)(*[value(WORLD.rank, dtype, shape) for dtype, _ in cases])
-    for result, (dtype, op) in zip(results, cases, strict=True):
-        assert (result.dtype.name, tuple(result.shape)) == (dtype, shape)
-        tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
-        wanted = expected(op, dtype, shape)
-        np.testing.assert_allclose(
-            np.asarray(tf.cast(result, "complex128")), wanted, tolerance, err_msg=f"{dtype} {op}"
-        )
 
 
 def test_mean_of_small_integers_does_not_overflow() -> None:

@@ -1,4 +1,4 @@
-"""Collectives on tensors, on ranks that are threads: what numpy makes of the tensors of all ranks."""
+"""Collectives on tensors, on ranks that are threads; what engines make of all dtypes is in test_engine.py."""
 
 from __future__ import annotations
 
@@ -13,53 +13,6 @@ from mpitrain.collectives import operations
 from mpitrain.errors import MismatchError
 from mpitrain.world.world import World
 from tests.unit.job import run
-
-DTYPES = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-)
-OPERATIONS = ("sum", "mean", "min", "max", "product")
-SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (2, 3))
-
-
-def value(rank: int, dtype: str, shape: tuple[int, ...]) -> tf.Tensor:
-    """Small whole numbers: sums and products are exact in every dtype."""
-    numbers = np.random.default_rng(rank).integers(0, 3, shape)
-    return tf.cast(tf.constant(numbers > 0 if dtype == "bool" else numbers), dtype)
-
-
-def expected(op: str, dtype: str, shape: tuple[int, ...], ranks: int) -> Any:
-    wide = np.stack([np.asarray(tf.cast(value(rank, dtype, shape), "complex128")) for rank in range(ranks)])
-    if dtype == "bool":
-        return wide.any(0) if op in ("sum", "max") else wide.all(0)
-    functions: dict[str, Any] = {"sum": np.sum, "mean": np.sum, "product": np.prod, "min": np.min, "max": np.max}
-    total = functions[op](wide, axis=0)
-    if op != "mean":
-        return total
-    return total.real // ranks if tf.as_dtype(dtype).is_integer else total / ranks
-
-
-@pytest.mark.parametrize(("ranks", "in_graph"), [(2, False), (3, False), (2, True)])
-def test_all_reduce(ranks: int, in_graph: bool) -> None:
-    cases = [
-        (dtype, op, shape)
-        for dtype in DTYPES
-        for op in OPERATIONS
-        for shape in (SHAPES if not in_graph else SHAPES[-1:])
-        if "complex" not in dtype or op not in ("min", "max")
-    ]
-
-    def rank(world: World) -> list[Any]:
-        def reduce() -> list[tf.Tensor]:
-            return [operations.all_reduce(value(world.rank, d, s), op, world=world) for d, op, s in cases]
-
-        return [(one.dtype.name, np.asarray(tf.cast(one, "complex128"))) for one in _way(reduce, in_graph)()]
-
-    for results in run(ranks, rank):
-        for (kind, result), (dtype, op, shape) in zip(results, cases, strict=True):
-            assert (kind, result.shape) == (dtype, shape)
-            tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
-            np.testing.assert_allclose(result, expected(op, dtype, shape, ranks), tolerance, err_msg=f"{dtype} {op}")
 
 
 def _way(function: Callable[..., Any], in_graph: bool) -> Callable[..., Any]:

@@ -1,0 +1,80 @@
+"""What every `Compressor` must do: tests take its name, a World and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpitrain.collectives.engine import Averaging, CollectiveEngine
+from mpitrain.comm.communicator import Buffer
+from mpitrain.reduction.buckets import TensorSpec, plan_buckets
+from mpitrain.reduction.compressor import COMPRESSORS
+from mpitrain.reduction.reducer import Reducer
+from mpitrain.world.world import World
+
+SPECS = [
+    TensorSpec("kernel", (40, 30), "float32"),
+    TensorSpec("bias", (30,), "float32"),
+    TensorSpec("one", (), "float32"),
+]
+EXACT = ("none",)
+
+
+def gradients(rank: int, update: int) -> list[Any]:
+    """Of one rank, in the dtypes of SPECS."""
+    random = np.random.default_rng([rank, update])
+    return [random.standard_normal(spec.shape).astype(spec.dtype) for spec in SPECS]
+
+
+def check_what_is_sent(name: str, engine: CollectiveEngine, world: World) -> None:
+    """The mean is the sum of share times what each rank has sent, at each update; the state keeps its form."""
+    compressor, plan = COMPRESSORS[name], plan_buckets(SPECS)
+    assert len(plan.buckets) == 1
+    members = plan.buckets[0].members
+    reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
+    shares = np.arange(1.0, world.size + 1) / sum(range(1, world.size + 1))
+
+    def exchange(index: int, arrays: Sequence[Buffer], samples: float) -> list[Buffer]:
+        return reducer.exchange(plan, index, arrays, samples)
+
+    @tf.function(autograph=False)
+    def step(own: list[tf.Tensor], state: Any) -> Any:
+        found: list[Any] = []
+        samples = tf.constant(world.rank + 1.0, tf.float64)
+        engine.average(exchange, plan.buckets, samples, lambda averaging: found.extend(take(averaging, own, state)))
+        return found
+
+    def take(averaging: Averaging, own: list[tf.Tensor], state: Any) -> Any:
+        return compressor.exchange(own, state, averaging)
+
+    state = compressor.init([SPECS[member] for member in members])
+    assert len(set(map(str, world.communicator.all_gather_obj(arrays_of(state))))) == 1
+    for update in range(3):
+        own = [tf.constant(gradients(world.rank, update)[member]) for member in members]
+        mean, sent, new = step(own, state)
+        tf.nest.assert_same_structure(new, state)
+        for before, after in zip(tf.nest.flatten(state), tf.nest.flatten(new), strict=True):
+            assert (before.shape, before.dtype) == (after.shape, after.dtype)
+        state = new
+        of_all = world.communicator.all_gather_obj((arrays_of(mean), arrays_of(sent)))
+        assert len({str([array.tobytes() for array in means]) for means, _ in of_all}) == 1
+        for place, member in enumerate(members):
+            assert mean[place].shape == sent[place].shape == own[place].shape
+            wanted = sum(share * theirs[place] for share, (_, theirs) in zip(shares, of_all, strict=True))
+            np.testing.assert_allclose(mean[place], wanted, rtol=1e-5, atol=1e-6)
+            if name in EXACT:
+                np.testing.assert_array_equal(sent[place], gradients(world.rank, update)[member])
+
+
+def arrays_of(tensors: Any) -> list[Any]:
+    """Of any structure."""
+    return [np.asarray(tensor) for tensor in tf.nest.flatten(tensors)]
+
+
+CHECKS: tuple[Callable[[str, CollectiveEngine, World], None], ...] = (check_what_is_sent,)
+each_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+each_compressor = pytest.mark.parametrize("name", COMPRESSORS)

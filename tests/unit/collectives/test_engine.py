@@ -1,0 +1,42 @@
+"""The contracts of engines and compressors, without MPI; tests/spmd/test_contracts.py has that of MPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpitrain.collectives.registry import ENGINES, engine_of
+from mpitrain.world.world import World
+from tests.contracts import compressor
+from tests.contracts.engine import WAYS, Check, Way, each_check, each_way
+from tests.unit.job import run
+
+
+@each_way
+@each_check
+@pytest.mark.parametrize("name", ENGINES)
+def test_one_rank(name: str, check: Check, way: Way) -> None:
+    run(1, lambda world: check(engine_of(world, name), world, way))
+
+
+@each_check
+@pytest.mark.parametrize(("size", "way"), [(2, "graph"), (3, "eager")])
+def test_several_ranks(check: Check, size: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPITRAIN_ALL_REDUCE", "ring:65536:4")
+    run(size, lambda world: check(engine_of(world), world, WAYS[way]))
+
+
+@compressor.each_check
+@compressor.each_compressor
+@pytest.mark.parametrize(("engine", "size"), [*((name, 1) for name in ENGINES), ("host", 2)])
+def test_compressors(check: Any, name: str, engine: str, size: int) -> None:
+    run(size, lambda world: check(name, engine_of(world, engine), world))
+
+
+def test_the_engine_for_one_rank_is_for_one_rank() -> None:
+    def rank(world: World) -> None:
+        with pytest.raises(ValueError, match="for one rank, not 2"):
+            engine_of(world, "one_rank")
+
+    run(2, rank)
