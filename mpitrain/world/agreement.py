@@ -234,8 +234,7 @@ class Agreement:
             return Agreed(what, samples_of_all, reports, requests, self._everyone)
         if CONTENDED in calls:
             if what > FINISHED:
-                ranks = [rank for rank, call in enumerate(calls) if call == CONTENDED]
-                raise MismatchError(f"several threads of {self.name(ranks)} {THREADS}")
+                self._raise_contended([call == CONTENDED for call in calls])
             return Agreed(None, samples_of_all, reports, requests, ~self._everyone)
         called = {call for call in calls if call > FINISHED}
         if len(called) > 1:
@@ -249,8 +248,15 @@ class Agreement:
             calls.count(FINISHED) == len(calls),
         )
 
+    def _raise_contended(self, contended: Sequence[bool]) -> NoReturn:
+        ranks = [rank for rank, is_so in enumerate(contended) if is_so]
+        raise MismatchError(f"several threads of {self.name(ranks)} {THREADS}")
+
     def _raise_mismatch(self, what: int) -> NoReturn:
-        texts = self._communicator.all_gather_obj(str(self._known[what]))
+        told = self._communicator.all_gather_obj((str(self._known[what]), self.turn.contended))
+        texts, contended = zip(*told, strict=True)
+        if any(contended):  # by a thread that came after the header was sent
+            self._raise_contended(contended)
         groups: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             groups.setdefault(text, []).append(rank)

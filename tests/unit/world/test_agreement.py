@@ -97,6 +97,39 @@ def test_two_threads_of_one_rank_are_refused_on_all() -> None:
     ] * 2
 
 
+def test_threads_that_come_in_another_order_on_another_rank_are_told_of_as_threads() -> None:
+    both_in = threading.Event()
+
+    def body(communicator: simulated.SimulatedCommunicator) -> str:
+        own = agreement(communicator)
+
+        def second() -> None:
+            with pytest.raises(MismatchError), own.turn:
+                pass
+
+        def watch() -> None:
+            while communicator.activity.inside is None:
+                time.sleep(0.001)
+            thread.start()
+            while not own.turn.contended:
+                time.sleep(0.001)
+            both_in.set()
+
+        thread, watcher = threading.Thread(target=second), threading.Thread(target=watch)
+        if communicator.rank == 0:
+            watcher.start()
+        else:
+            both_in.wait(10.0)
+        with pytest.raises(MismatchError) as caught:
+            own.call(f"operation {communicator.rank}")
+        if communicator.rank == 0:
+            watcher.join()
+            thread.join()
+        return str(caught.value)
+
+    assert {text.partition(" call ")[0] for text in simulated.run(3, body)} == {"several threads of rank 0 (host0)"}
+
+
 def test_a_finished_rank_is_named_to_those_who_wait() -> None:
     def body(communicator: simulated.SimulatedCommunicator) -> str:
         if communicator.rank == 1:
