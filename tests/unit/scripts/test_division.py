@@ -66,7 +66,7 @@ def made(stateful: bool = False) -> Any:
         keras.utils.set_random_seed(2)
         layers: list[Any] = [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
         if stateful:
-            layers = [keras.Input((2, 3), batch_size=4), keras.layers.LSTM(2, stateful=True)]
+            layers = [keras.Input((2, 3), batch_size=4), keras.layers.LSTM(2, stateful=True, name="lstm")]
         model = keras.Sequential(layers, name="model")
         model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
         return model
