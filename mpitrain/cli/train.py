@@ -19,7 +19,7 @@ from mpitrain.config import read_file, values
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.observe.ranks import Place, places, table
 from mpitrain.strategies.parameter_server.choice import device_of
-from mpitrain.strategies.parameter_server.connection import connect, is_served
+from mpitrain.strategies.parameter_server.connection import client_of, connect, is_served
 from mpitrain.trainer.options import DEFAULT_JOB, TrainConfig, known, merge
 from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
 from mpitrain.world.start import init
@@ -142,7 +142,7 @@ def _plan(world: World, config: TrainConfig, job: TrainingJob) -> list[str]:
     if is_served(world):
         from mpitrain.strategies.parameter_server.setup import described
 
-        servers = described(job.model, job.optimizer, world, config.exchange.show_plan)
+        servers = described(job.model, job.optimizer, client_of(world), config.exchange.show_plan)
     counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
     return [
         f"data       {source.description}: {counts} test samples, {classes}",

@@ -170,7 +170,6 @@ def test_sizes(path: Path) -> None:
     assert long == []
 
 
-@pytest.mark.xfail(reason="the strategies import each other")
 def test_no_file_imports_itself_by_way_of_others() -> None:
     graph = module_graph()
     assert "mpitrain.world.world" in graph["mpitrain.world.start"]

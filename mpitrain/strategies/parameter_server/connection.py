@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
+from typing import Any
 
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import RankLostError, UsageError
@@ -16,7 +17,7 @@ from mpitrain.strategies.parameter_server.messages import NEVER_LATE
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import COLOCATED, Roles, roles
 from mpitrain.strategies.parameter_server.server import Server
-from mpitrain.strategies.parameter_server.strategy import ParameterServers, servers_of
+from mpitrain.strategies.parameter_server.strategy import ParameterServers, ServedOptimizer, servers_of
 from mpitrain.world import shrink
 from mpitrain.world.consensus import check_equal, run_on_all
 from mpitrain.world.groups import group
@@ -51,7 +52,8 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     def served(member: World) -> ParameterServers:
         # What the workers do among themselves the watchdog sees, as if it were the job's.
         member.communicator.activity = world.activity
-        return ParameterServers(member, Client(there, back, chosen, options, member.agreement, world.hosts))
+        client = Client(there, back, chosen, options, member.agreement, world.hosts)
+        return ParameterServers(member, client, _serve_optimizer)
 
     member = group(world, chosen.workers, world.faults, served)
     if survives:
@@ -69,6 +71,12 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     world.departures.append((stop, lambda: thread.join() if thread is not None else None))
     use(member)
     return member
+
+
+def _serve_optimizer(optimizer: Any, title: str, strategy: ParameterServers) -> ServedOptimizer:
+    from mpitrain.strategies.parameter_server import served  # loads Keras
+
+    return served.ServedOptimizer(optimizer, title, strategy)
 
 
 def is_served(world: World) -> bool:

@@ -15,22 +15,19 @@ from mpitrain.reduction.buckets import TensorSpec, alone_bytes_for
 from mpitrain.reduction.graph import spec_of
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.client import Client
-from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.layout import setup_of
 from mpitrain.strategies.parameter_server.shards import shard_map, table
 from mpitrain.strategies.replicas import name_of
-from mpitrain.world.world import World
 
 # These treat each element by itself, so the rows of a variable may stand on several servers.
 BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop", "SGD")
 
 
-def described(model: Any, optimizer: Any, world: World, with_map: bool) -> list[str]:
+def described(model: Any, optimizer: Any, client: Client, with_map: bool) -> list[str]:
     """Local: lines about the servers of these workers, and what each of them will host."""
-    client = client_of(world)
     options, ranks = client.options, client.roles.servers
     word = "rank" if len(ranks) == 1 else "ranks"
-    lines = [f"servers    {word} {', '.join(map(str, ranks))}, {options.mode}; {world.size} workers"]
+    lines = [f"servers    {word} {', '.join(map(str, ranks))}, {options.mode}; {len(client.roles.workers)} workers"]
     variables = model.trainable_variables
     if with_map and variables:
         specs = [TensorSpec(name_of(v), tuple(v.shape), tf.as_dtype(v.dtype).name) for v in variables]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import NonFiniteError, UsageError
 from mpitrain.reduction.finite import REMEDY
+from mpitrain.runtime import streams
 from mpitrain.strategies.all_reduce import AllReduce
 from mpitrain.strategies.parameter_server.client import Client
 from mpitrain.strategies.parameter_server.messages import ACTIVE, REQUEST, SAMPLES
@@ -19,10 +20,19 @@ from mpitrain.strategies.strategy import Strategy, Update
 from mpitrain.world.agreement import Agreed
 from mpitrain.world.world import World
 
-if TYPE_CHECKING:
-    from mpitrain.strategies.parameter_server.served import ServedOptimizer
-
 LOOKED_AT_BYTES = 1 << 20
+
+
+class ServedOptimizer(Protocol):
+    """An optimizer whose updates are made by servers: `served.ServedOptimizer`, which needs Keras."""
+
+    def variables(self, session: Sending) -> Sequence[Any]:
+        """Local: of which the gradients are."""
+        ...
+
+    def assign(self, session: Sending, arrays: Sequence[Buffer]) -> None:
+        """Local: the variables get these values."""
+        ...
 
 
 class ParameterServers(Strategy):
@@ -31,13 +41,16 @@ class ParameterServers(Strategy):
     Args:
         world: the workers.
         client: the servers, as this worker sees them.
+        serve: makes a `ServedOptimizer` of an optimizer, its title and this.
     """
 
     lockstep = takes_accumulated = replicates_state = False
 
-    def __init__(self, world: World, client: Client) -> None:
+    def __init__(
+        self, world: World, client: Client, serve: Callable[[Any, str, ParameterServers], ServedOptimizer]
+    ) -> None:
         super().__init__(world)
-        self.client = client
+        self.client, self._serve = client, serve
         self._among = AllReduce(world)
         self._optimizers_served: weakref.WeakValueDictionary[int, ServedOptimizer] = weakref.WeakValueDictionary()
         self._agreed: Agreed | None = None
@@ -54,11 +67,9 @@ class ParameterServers(Strategy):
     def attach(self, update: Update) -> None:
         if update.optimizer is None:
             return
-        from mpitrain.strategies.parameter_server.served import ServedOptimizer  # loads Keras
-
         if update.added_up:
             raise UsageError("parameter servers average gradients: divide the loss by the samples of each rank")
-        update.state = ServedOptimizer(update.optimizer, update.title, self)
+        update.state = self._serve(update.optimizer, update.title, self)
 
     def update(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> Any:
         """Collective in sync mode: the servers apply the gradients, and the variables get the new values."""
@@ -147,8 +158,6 @@ class ParameterServers(Strategy):
                 raise error
             if session.number not in self._warned:
                 self._warned.add(session.number)
-                from mpitrain.runtime import streams
-
                 streams.write_stderr(f"mpitrain: warning: {text}\n")
 
 
