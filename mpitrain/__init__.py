@@ -9,94 +9,66 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mpitrain import errors
+from mpitrain import errors as errors
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:  # the same once more, for type checkers; `tests/unit/test_reference.py` compares them
+    from mpitrain import callbacks as callbacks
+    from mpitrain import cluster as cluster
+    from mpitrain import placement as placement
+    from mpitrain.collectives.objects import all_gather_obj as all_gather_obj
+    from mpitrain.collectives.objects import all_reduce_obj as all_reduce_obj
+    from mpitrain.collectives.objects import all_to_all_obj as all_to_all_obj
+    from mpitrain.collectives.objects import barrier as barrier
+    from mpitrain.collectives.objects import broadcast_obj as broadcast_obj
+    from mpitrain.collectives.objects import reduce_scatter_obj as reduce_scatter_obj
+    from mpitrain.collectives.operations import all_gather as all_gather
+    from mpitrain.collectives.operations import all_reduce as all_reduce
+    from mpitrain.collectives.operations import all_to_all as all_to_all
+    from mpitrain.collectives.operations import broadcast as broadcast
+    from mpitrain.collectives.operations import reduce_scatter as reduce_scatter
+    from mpitrain.strategies.parameter_server.servers import ParameterServer as ParameterServer
+    from mpitrain.strategies.parameter_server.servers import pull_rows as pull_rows
+    from mpitrain.strategies.weighting import sample_count as sample_count
+    from mpitrain.trainer.data import load_data as load_data
+    from mpitrain.trainer.trainer import Trainer as Trainer
+    from mpitrain.training.functional import broadcast_variables as broadcast_variables
+    from mpitrain.training.functional import shard as shard
+    from mpitrain.training.functional import verify_replicas as verify_replicas
+    from mpitrain.training.optimizer import DistributedOptimizer as DistributedOptimizer
+    from mpitrain.training.tape import DistributedGradientTape as DistributedGradientTape
+    from mpitrain.world.start import init as init
+    from mpitrain.world.world import World as World
+
 _HOME = {
-    "World": "mpitrain.world.world",
-    "init": "mpitrain.world.start",
-    "DistributedOptimizer": "mpitrain.training.optimizer",
-    "DistributedGradientTape": "mpitrain.training.tape",
-    "ParameterServer": "mpitrain.strategies.parameter_server.servers",
-    "pull_rows": "mpitrain.strategies.parameter_server.servers",
-    "sample_count": "mpitrain.strategies.weighting",
-    "broadcast_variables": "mpitrain.training.functional",
-    "verify_replicas": "mpitrain.training.functional",
-    "callbacks": "mpitrain.callbacks",
-    "Trainer": "mpitrain.trainer.trainer",
-    "shard": "mpitrain.training.functional",
-    "cluster": "mpitrain.cluster",
-    "placement": "mpitrain.placement",
-    "all_reduce": "mpitrain.collectives.operations",
-    "all_gather": "mpitrain.collectives.operations",
-    "broadcast": "mpitrain.collectives.operations",
-    "reduce_scatter": "mpitrain.collectives.operations",
-    "all_to_all": "mpitrain.collectives.operations",
-    "barrier": "mpitrain.collectives.objects",
-    "all_gather_obj": "mpitrain.collectives.objects",
-    "broadcast_obj": "mpitrain.collectives.objects",
-    "all_reduce_obj": "mpitrain.collectives.objects",
-    "reduce_scatter_obj": "mpitrain.collectives.objects",
-    "all_to_all_obj": "mpitrain.collectives.objects",
+    name: f"mpitrain.{module}"
+    for module, names in {
+        "collectives.objects": "all_gather_obj all_reduce_obj all_to_all_obj barrier broadcast_obj reduce_scatter_obj",
+        "collectives.operations": "all_gather all_reduce all_to_all broadcast reduce_scatter",
+        "strategies.parameter_server.servers": "ParameterServer pull_rows",
+        "strategies.weighting": "sample_count",
+        "trainer.data": "load_data",
+        "trainer.trainer": "Trainer",
+        "training.functional": "broadcast_variables shard verify_replicas",
+        "training.optimizer": "DistributedOptimizer",
+        "training.tape": "DistributedGradientTape",
+        "world.start": "init",
+        "world.world": "World",
+    }.items()
+    for name in names.split()
 }
+_MODULES = ("callbacks", "cluster", "errors", "placement")
 
-__all__ = [
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "ParameterServer",
-    "Trainer",
-    "World",
-    "__version__",
-    "all_gather",
-    "all_gather_obj",
-    "all_reduce",
-    "all_reduce_obj",
-    "all_to_all",
-    "all_to_all_obj",
-    "barrier",
-    "broadcast",
-    "broadcast_obj",
-    "broadcast_variables",
-    "callbacks",
-    "cluster",
-    "errors",
-    "init",
-    "placement",
-    "pull_rows",
-    "reduce_scatter",
-    "reduce_scatter_obj",
-    "sample_count",
-    "shard",
-    "verify_replicas",
-]
-
-if TYPE_CHECKING:
-    from mpitrain import callbacks, cluster, placement
-    from mpitrain.collectives.objects import (
-        all_gather_obj,
-        all_reduce_obj,
-        all_to_all_obj,
-        barrier,
-        broadcast_obj,
-        reduce_scatter_obj,
-    )
-    from mpitrain.collectives.operations import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-    from mpitrain.strategies.parameter_server.servers import ParameterServer, pull_rows
-    from mpitrain.strategies.weighting import sample_count
-    from mpitrain.trainer.trainer import Trainer
-    from mpitrain.training.functional import broadcast_variables, shard, verify_replicas
-    from mpitrain.training.optimizer import DistributedOptimizer
-    from mpitrain.training.tape import DistributedGradientTape
-    from mpitrain.world.start import init
-    from mpitrain.world.world import World
+__all__ = ["__version__", *_HOME, *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"mpitrain.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'mpitrain' has no attribute {name!r}")
-    module = importlib.import_module(_HOME[name])
-    return module if _HOME[name].endswith(f".{name}") else getattr(module, name)
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

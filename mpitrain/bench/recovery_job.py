@@ -48,7 +48,7 @@ def main(name: str, batch_size: int, directory: Path) -> None:
     import tensorflow as tf
 
     from mpitrain.bench.workload import optimizer, workload
-    from mpitrain.checkpoint.options import Options
+    from mpitrain.checkpoint.options import CheckpointOptions
     from mpitrain.data.source import Samples, Share, assemble
     from mpitrain.trainer.trainer import Trainer
 
@@ -77,7 +77,7 @@ def main(name: str, batch_size: int, directory: Path) -> None:
         metrics=[],
         batch_size=batch_size,
         callbacks=[Noting()],
-        checkpoints=Options(directory / "checkpoints", f"{CHECKPOINT_STEPS}steps", keep=1),
+        checkpoints=CheckpointOptions(directory / "checkpoints", f"{CHECKPOINT_STEPS}steps", keep=1),
         progress=False,
         world=world,
     )

@@ -20,7 +20,7 @@ from mpitrain.checkpoint import state
 from mpitrain.checkpoint.counters import counters_of, learning_rate_of, scale_learning_rate, set_counters
 from mpitrain.checkpoint.files import Array, Snapshot
 from mpitrain.checkpoint.model_file import save_keras
-from mpitrain.checkpoint.options import Dealt, Options, Position
+from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.resume import Resumption, differences, position_among, resumption, tell
 from mpitrain.checkpoint.stop import StopRequest, where_from
 from mpitrain.checkpoint.store import Quality, Store
@@ -59,7 +59,7 @@ class Checkpoint(keras.callbacks.Callback):
         callbacks: others whose counters are saved too: EarlyStopping, ReduceLROnPlateau, ModelCheckpoint.
         world: the job; the current one by default.
         dealt: how samples are dealt out, by whoever begins in the middle of an epoch himself.
-        run: see `Options`.
+        run: see `CheckpointOptions`.
 
     Attributes:
         position: where this run begins.
@@ -88,8 +88,8 @@ class Checkpoint(keras.callbacks.Callback):
         arguments = locals()
         super().__init__()
         self._world = world or current_world()
-        chosen = {name: arguments[name] for name in own(Options)}
-        self._options = Options(Path(directory), run=run or {}, **chosen)
+        chosen = {name: arguments[name] for name in own(CheckpointOptions)}
+        self._options = CheckpointOptions(Path(directory), run=run or {}, **chosen)
         self._store = Store(self._options.directory, keep)
         self._callbacks, self._dealt = list(callbacks), dealt
         self._writer = BackgroundWriter(tell)

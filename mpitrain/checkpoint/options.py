@@ -16,7 +16,7 @@ AUTO, NEVER = "auto", "never"
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckpointOptions:
     """What the user can choose.
 
     Attributes:

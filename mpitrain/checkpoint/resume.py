@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.checkpoint.files import Array, Snapshot
-from mpitrain.checkpoint.options import AUTO, NEVER, Dealt, Options, Position
+from mpitrain.checkpoint.options import AUTO, NEVER, CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.store import Store, read_one
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import UsageError
@@ -69,7 +69,7 @@ class Resumption:
         return int(self.info["ranks"])
 
 
-def resumption(options: Options, store: Store, communicator: Communicator) -> Resumption | None:
+def resumption(options: CheckpointOptions, store: Store, communicator: Communicator) -> Resumption | None:
     """Collective: the checkpoint to go on from, read by rank 0 and sent to all; None to begin anew.
 
     A job that `mpitrain run` starts again goes on from the checkpoints it has written, whatever it was told at first.

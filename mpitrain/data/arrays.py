@@ -1,4 +1,4 @@
-"""Samples that lie in memory as numpy arrays, from a `.npz` file."""
+"""Samples that lie in memory as numpy arrays, perhaps from a `.npz` file."""
 
 from __future__ import annotations
 
@@ -100,7 +100,24 @@ def load_npz(path: Path, share: Share, task: Task, num_classes: int | None) -> D
     Raises:
         DataError: the file cannot be used; the message says why.
     """
-    arrays = _read(path)
+    return load_arrays(_read(path), path, share, task, num_classes)
+
+
+def load_arrays(
+    arrays: Mapping[str, Array], path: Path | str, share: Share, task: Task, num_classes: int | None
+) -> DataSource:
+    """Local: the samples and labels among arrays that are named as in `load_npz`.
+
+    Args:
+        arrays: by their names.
+        path: what they are called in messages.
+        share: of the samples.
+        task: see `load.load`.
+        num_classes: likewise.
+
+    Raises:
+        DataError: they cannot be used; the message says why.
+    """
     pairs = _pairs(arrays, path)
     x_name, y_name = pairs["train"]
     x, labels = _part(arrays, pairs["train"], path, task, num_classes)
@@ -131,7 +148,7 @@ def described(values: Array) -> str:
 def _part(
     arrays: Mapping[str, Array],
     names: tuple[str, str],
-    path: Path,
+    path: Path | str,
     task: Task,
     num_classes: int | None,
     class_names: tuple[str, ...] | None = None,
@@ -149,7 +166,7 @@ def _part(
 def _other_part(
     arrays: Mapping[str, Array],
     names: tuple[str, str],
-    path: Path,
+    path: Path | str,
     of_training: tuple[str, str],
     train_x: Array,
     train: Labels,
@@ -188,7 +205,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise DataError(f"{path} cannot be read as .npz ({error}): save it again with numpy.savez") from error
 
 
-def _pairs(arrays: Mapping[str, Array], path: Path) -> dict[str, tuple[str, str]]:
+def _pairs(arrays: Mapping[str, Array], path: Path | str) -> dict[str, tuple[str, str]]:
     """For train, and validation and test where they are there: the names of samples and labels."""
     found: dict[tuple[str, str], str] = {}
     for name in arrays:
@@ -211,7 +228,7 @@ def _pairs(arrays: Mapping[str, Array], path: Path) -> dict[str, tuple[str, str]
     return {part: (found[part, "x"], found[part, "y"]) for part, role in found if role == "x"}
 
 
-def _names_by_shape(arrays: Mapping[str, Array], path: Path) -> tuple[str, str]:
+def _names_by_shape(arrays: Mapping[str, Array], path: Path | str) -> tuple[str, str]:
     problem = DataError(f"{path} holds {', '.join(arrays) or 'nothing'}: name its arrays {NAMES}")
     if len(arrays) != 2:
         raise problem

@@ -61,15 +61,31 @@ def call(function: Callable[..., Any], spec: str, error: type[UsageError], **arg
 
 
 def load_function(spec: str, share: Share, task: Task, num_classes: int | None) -> DataSource:
-    """Local: the dataset that a function returns: single (x, y), in the same order each time.
-
-    It is read through once before, to count samples and classes; do not shuffle, batch or repeat it:
-    training does.
+    """Local: the dataset that a function returns, see `load_dataset`.
 
     Raises:
         DataError: the function does not exist, fails, or returns anything else.
     """
     dataset = call(resolve(spec, DataError), spec, DataError)
+    return load_dataset(dataset, spec, share, task, num_classes)
+
+
+def load_dataset(dataset: Any, spec: str, share: Share, task: Task, num_classes: int | None) -> DataSource:
+    """Local: a dataset of single (x, y), in the same order each time.
+
+    It is read through once before, to count samples and classes; do not shuffle, batch or repeat it:
+    training does.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+        spec: what it is called in messages.
+        share: of the samples.
+        task: see `load.load`.
+        num_classes: likewise.
+
+    Raises:
+        DataError: the dataset is another.
+    """
     _check_elements(dataset, spec)
     labels = as_labels(_labels(dataset, spec), spec, task, num_classes)
     x, _ = dataset.element_spec

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from mpitrain.data.arrays import load_npz
+import numpy as np
+import tensorflow as tf
+
+from mpitrain.data.arrays import load_arrays, load_npz
 from mpitrain.data.digits import load_digits
-from mpitrain.data.function import load_function
+from mpitrain.data.function import load_dataset, load_function
 from mpitrain.data.images import load_images
 from mpitrain.data.labels import Task
 from mpitrain.data.source import DataSource, Share
@@ -16,6 +21,7 @@ from mpitrain.data.table import load_csv
 from mpitrain.data.tfrecord import load_tfrecords
 from mpitrain.errors import DataError
 
+Data: TypeAlias = "str | Path | tuple[Any, Any] | Mapping[str, Any] | tf.data.Dataset"
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 KINDS = (
     "digits, a .npz, .csv or .tsv file, a directory of class folders, TFRecord files (*.tfrecord, or "
@@ -29,6 +35,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "digits": (),
     "function": ("task", "classes"),
     "npz": ("task", "classes"),
+    "arrays": ("task", "classes"),
+    "dataset": ("task", "classes"),
     "table": ("task", "classes"),
     "folders": ("image_size",),
     "records": ("task", "classes", "feature_spec", "image_size"),
@@ -37,6 +45,8 @@ WORDS = {
     "digits": "the bundled digits",
     "function": "a function",
     "npz": "a .npz file",
+    "arrays": "arrays",
+    "dataset": "a tf.data.Dataset",
     "table": "a table",
     "folders": "folders of images",
     "records": "TFRecord files",
@@ -44,7 +54,7 @@ WORDS = {
 
 
 def load(
-    spec: str,
+    data: Data,
     *,
     validation_split: float,
     seed: int,
@@ -55,11 +65,12 @@ def load(
     feature_spec: str | None = None,
     image_size: tuple[int, int] | None = None,
 ) -> DataSource:
-    """Local: this rank's share of the data that `spec` names; all ranks pass the same but `rank`.
+    """Local: this rank's share of some data; all ranks pass the same but `rank`.
 
     Args:
-        spec: digits, a `.npz` or `.csv` file, a directory of class folders, TFRecord files (a glob, a file
-            or a directory of them), or `package.module:function`.
+        data: digits, a `.npz` or `.csv` file, a directory of class folders, TFRecord files (a glob, a file
+            or a directory of them), or `package.module:function`; or a pair of arrays (x, y), arrays by the names
+            that they have in a `.npz` file, or a `tf.data.Dataset` of single (x, y) in the same order each time.
         validation_split: the fraction of training samples to hold out, at least 0 and below 1; of no effect
             on data that bring their own.
         seed: decides what is held out, and the order of each epoch; the test samples of the digits are
@@ -75,15 +86,24 @@ def load(
         DataError: one sentence that says what is wrong with the data and how to mend it.
     """
     share = Share(validation_split, seed, rank, size)
-    kind, files = _kind(spec)
+    if isinstance(data, tuple) and len(data) == 2:
+        data = dict(zip("xy", data, strict=True))
+    kind, files = _kind(data)
+    spec = str(data) if isinstance(data, str | Path) else WORDS[kind]
     given = {"task": task != "auto", "classes": num_classes, "feature_spec": feature_spec, "image_size": image_size}
+    named = "" if spec == WORDS[kind] else f" ({spec})"
     for name, value in given.items():
         if value and name not in OPTIONS[kind]:
-            raise DataError(f"--{name.replace('_', '-')} does nothing for {WORDS[kind]} ({spec}): leave it out")
+            raise DataError(f"--{name.replace('_', '-')} does nothing for {WORDS[kind]}{named}: leave it out")
     if kind == "digits":
         return load_digits(share)
     if kind == "function":
         return load_function(spec, share, task, num_classes)
+    if kind == "dataset":
+        return load_dataset(data, spec, share, task, num_classes)
+    if kind == "arrays":
+        arrays = {name: np.asarray(one) for name, one in data.items()}  # type: ignore[union-attr]
+        return load_arrays(arrays, spec, share, task, num_classes)
     if kind == "folders":
         return load_images(files[0], share, image_size)
     if kind == "npz":
@@ -93,12 +113,19 @@ def load(
     return load_tfrecords(files, share, task, num_classes, feature_spec, image_size)
 
 
-def _kind(spec: str) -> tuple[str, list[Path]]:
+def _kind(data: Data) -> tuple[str, list[Path]]:
     """Of which kind the data are, and where they lie.
 
     Raises:
         DataError: there are none, or they are of no kind that can be read.
     """
+    if isinstance(data, tf.data.Dataset):
+        return "dataset", []
+    if isinstance(data, Mapping):
+        return "arrays", []
+    if not isinstance(data, str | Path):
+        raise DataError(f"data are a {type(data).__name__}: give arrays (x, y), a tf.data.Dataset, or {KINDS}")
+    spec = str(data)
     path = Path(spec).expanduser()
     if spec == "digits" or (FUNCTION.fullmatch(spec) and not path.exists()):
         return "digits" if spec == "digits" else "function", []

@@ -9,17 +9,18 @@ from typing import Any
 
 import keras
 
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.config import values
 from mpitrain.data.labels import some
 from mpitrain.data.load import load
 from mpitrain.data.source import DataSource
 from mpitrain.errors import UsageError
 from mpitrain.trainer import models
+from mpitrain.trainer.data import check_same
 from mpitrain.trainer.objective import check_fits
 from mpitrain.trainer.options import TrainConfig, known
 from mpitrain.trainer.trainer import Trainer, cosine_decay, enough_to_evaluate, make_optimizer, scaled_learning_rate
-from mpitrain.world.consensus import check_equal, run_on_all
+from mpitrain.world.consensus import run_on_all
 from mpitrain.world.world import World
 
 
@@ -42,16 +43,7 @@ def prepare(config: TrainConfig, world: World) -> TrainingJob:
     place = (world.communicator, world.hosts)
     keras.config.set_dtype_policy(config.precision)
     source = run_on_all(*place, lambda: load_data(config, world))
-    counts = (source.train_count, source.validation_count, source.test_count)
-    check_equal(
-        *place,
-        {
-            f"the number of samples in {config.data}": counts,
-            f"the shape of a sample in {config.data}": source.input_shape,
-            f"the classes in {config.data}": source.meaning.class_names or source.num_classes,
-            f"the values in {config.data}": source.meaning.preprocessing,
-        },
-    )
+    check_same(source, config.data, world)
     model = run_on_all(*place, lambda: _build(config, source))
     optimizer = run_on_all(*place, lambda: _optimizer(config, model, world.size))
     rate = float(optimizer.learning_rate.numpy())
@@ -96,7 +88,7 @@ def _optimizer(config: TrainConfig, model: Any, ranks: int) -> Any:
     return optimizer
 
 
-def _checkpoints(config: TrainConfig, source: DataSource) -> Options | None:
+def _checkpoints(config: TrainConfig, source: DataSource) -> CheckpointOptions | None:
     if config.checkpoint_dir is None:
         return None
     directory = Path(config.checkpoint_dir).expanduser().absolute()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.config import MOST, Option, check_needs, from_file, given_of, made, option, options, read, room
 from mpitrain.errors import UsageError
 from mpitrain.faults.options import FaultOptions
@@ -43,7 +43,7 @@ class TrainConfig:
     checkpoint_dir: str | None = option(
         None, "save the run there while it goes on, and go on from there", metavar="DIR", incidental=True
     )
-    checkpoints: Options = room(Options, needs=(("checkpoint_dir", ()),), incidental=True)
+    checkpoints: CheckpointOptions = room(CheckpointOptions, needs=(("checkpoint_dir", ()),), incidental=True)
     task: str = option(
         "auto", "what the labels are; auto: whole numbers are classes", choices=("auto", "classification", "regression")
     )

@@ -16,8 +16,9 @@ from typing import Any
 import keras
 
 from mpitrain.checkpoint.callback import Checkpoint
-from mpitrain.checkpoint.options import Dealt, Options, Position
+from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.output import MODEL_NAME, prepare_directory, save_model, save_summary
+from mpitrain.data.load import Data
 from mpitrain.data.sharding import without_autotuning
 from mpitrain.data.source import DataSource
 from mpitrain.errors import AgreedError, DataError
@@ -27,6 +28,7 @@ from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.strategies.parameter_server.servers import ServerCounts, server_counts
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.trainer.damage import locate_damaged_sample
+from mpitrain.trainer.data import load_data
 from mpitrain.trainer.objective import check_best, check_compiled, check_fits, objective
 from mpitrain.trainer.reporting import Report
 from mpitrain.trainer.run_callbacks import RunCallbacks
@@ -98,7 +100,8 @@ class Trainer:
         batch_size: of each rank.
         epochs: passes over the training samples.
         callbacks: Keras callbacks, called on every rank with the numbers of all ranks.
-        checkpoints: where the run is saved while it goes on, and from where it goes on; nowhere by default.
+        checkpoints: the directory where the run is saved while it goes on, and from where it goes on, or a
+            `callbacks.CheckpointOptions`; nowhere by default.
         verify_replicas: see `callbacks.DataParallel`.
         sync_batch_norm: likewise.
         progress: show progress on rank 0.
@@ -115,7 +118,7 @@ class Trainer:
         batch_size: int = 32,
         epochs: int = 1,
         callbacks: Sequence[Any] = (),
-        checkpoints: Options | None = None,
+        checkpoints: CheckpointOptions | Path | str | None = None,
         verify_replicas: int = 1,
         sync_batch_norm: bool = False,
         progress: bool = True,
@@ -125,7 +128,8 @@ class Trainer:
         self.model = model
         self._optimizer, self._loss, self._metrics = optimizer, loss, metrics
         self._batch_size, self._epochs = batch_size, epochs
-        self._callbacks, self._checkpoints = list(callbacks), checkpoints
+        self._callbacks = list(callbacks)
+        self._checkpoints = CheckpointOptions(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints
         self._verify_replicas, self._sync_batch_norm, self._progress = verify_replicas, sync_batch_norm, progress
 
     @property
@@ -133,11 +137,11 @@ class Trainer:
         """Whether the model stays as it was compiled."""
         return self._optimizer is None
 
-    def fit(self, source: DataSource, output: Path | str | None = None) -> Summary:
+    def fit(self, source: DataSource | Data, output: Path | str | None = None) -> Summary:
         """Collective: train, evaluate and save.
 
         Args:
-            source: from `mpitrain.data.load.load`, with this rank's share.
+            source: from `load_data`, or what that takes.
             output: an existing directory for the model and a summary; nothing is saved without it.
 
         Raises:
@@ -145,6 +149,7 @@ class Trainer:
                 evaluate than ranks, or the files cannot be written.
         """
         world = self.world
+        source = source if isinstance(source, DataSource) else load_data(source, world=world)
         run = ShrinkableRun(world, self.model, source, self._batch_size, self._callbacks)
         run_on_all(world.communicator, world.hosts, lambda: self._compile(source, run))
         parallel = DataParallel(self._verify_replicas, world=world, sync_batch_norm=self._sync_batch_norm)
@@ -175,7 +180,7 @@ class Trainer:
             check_best(self._checkpoints.best, metrics or (), source)
         run.check()
 
-    def _checkpoint(self, source: DataSource, options: Options) -> Checkpoint:
+    def _checkpoint(self, source: DataSource, options: CheckpointOptions) -> Checkpoint:
         """Collective: what writes checkpoints, and knows where this run begins."""
         dealt = self._dealt(source)
         made = Checkpoint(**vars(options), callbacks=self._callbacks, world=self.world, dealt=dealt)

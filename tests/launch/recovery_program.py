@@ -57,7 +57,7 @@ def main(directory: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from mpitrain.checkpoint.options import Options
+    from mpitrain.checkpoint.options import CheckpointOptions
     from mpitrain.data.load import load
 
     steps = open(directory / f"steps-{world.size}-{world.rank}", "w", buffering=1)  # noqa: SIM115, PTH123
@@ -96,7 +96,7 @@ def main(directory: Path) -> None:
         optimizer=keras.optimizers.SGD(1e-4),
         batch_size=BATCH,
         epochs=EPOCHS,
-        checkpoints=Options(directory / "checkpoints", "3steps"),
+        checkpoints=CheckpointOptions(directory / "checkpoints", "3steps"),
         progress=False,
     )
     trainer.fit(source)

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 
 import mpitrain
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.sharding import EpochOrder
 from mpitrain.data.source import DataSource, Share, assemble
@@ -128,7 +128,7 @@ summary = mpitrain.Trainer(
     batch_size=BATCH,
     epochs=EPOCHS,
     callbacks=[Death()],
-    checkpoints=Options(Path(directory, "checkpoints"), "10steps") if strategy == "all-reduce" else None,
+    checkpoints=CheckpointOptions(Path(directory, "checkpoints"), "10steps") if strategy == "all-reduce" else None,
     progress=False,
 ).fit(data(), directory)
 narrow, wide = (np.asarray(weights) for weights in trained.get_weights())

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.callbacks import Checkpoint, DataParallel
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.local import LocalCommunicator
 from mpitrain.data.arrays import array_samples
@@ -124,7 +124,7 @@ class Run:
             batch_size=batch,
             epochs=EPOCHS,
             callbacks=callbacks,
-            checkpoints=Options(self.directory, **options) if save else None,
+            checkpoints=CheckpointOptions(self.directory, **options) if save else None,
             progress=False,
             world=world,
         )

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.cli import script
 from mpitrain.cli.parser import Parser
 from mpitrain.config import made, options, own, read_file
@@ -60,8 +60,8 @@ NEEDING = {
 }
 # For which data they act; see `test_data_options`.
 OF_DATA: dict[str, tuple[Any, set[str]]] = {
-    "task": ("classification", {"function", "npz", "table", "records"}),
-    "classes": (3, {"function", "npz", "table", "records"}),
+    "task": ("classification", {"function", "npz", "table", "records", "arrays", "dataset"}),
+    "classes": (3, {"function", "npz", "table", "records", "arrays", "dataset"}),
     "feature_spec": ("{}", {"records"}),
     "image_size": ((8, 9), {"folders", "records"}),
 }
@@ -132,7 +132,7 @@ def test_min_np() -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One of each kind, of two classes."""
     path = tmp_path_factory.mktemp("data")
     np.savez(path / "a.npz", x=np.eye(6), y=np.arange(6) % 2)
@@ -154,6 +154,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "table": str(path / "a.csv"),
         "folders": str(path / "folders"),
         "records": str(path / "a.tfrecord"),
+        "arrays": (np.eye(6), np.arange(6) % 2),
+        "dataset": points(),
     }
 
 
@@ -174,7 +176,7 @@ def points() -> Any:
 
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("name", OF_DATA)
-def test_data_options(data: dict[str, str], name: str, kind: str) -> None:
+def test_data_options(data: dict[str, Any], name: str, kind: str) -> None:
     value, kinds = OF_DATA[name]
     told: dict[str, Any] = {"num_classes" if name == "classes" else name: value}
 
@@ -207,7 +209,7 @@ def test_arguments_of_init_are_those_of_the_tables() -> None:
     ("public", "table", "others"),
     [
         (mpitrain.ParameterServer, ServerOptions, {"world"}),
-        (mpitrain.callbacks.Checkpoint, Options, {"directory", "run", "callbacks", "world", "dealt"}),
+        (mpitrain.callbacks.Checkpoint, CheckpointOptions, {"directory", "run", "callbacks", "world", "dealt"}),
     ],
 )
 def test_arguments_of_classes_are_those_of_their_tables(public: Any, table: type, others: set[str]) -> None:

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 import mpitrain
-from mpitrain.checkpoint.options import Options
+from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.cli import doctor, run, serve
 from mpitrain.cli.machine import RankOptions
 from mpitrain.cli.parser import Parser
@@ -38,7 +38,8 @@ def python_of(name: str) -> str:
         return f"`init({name}=)`"
     if name.endswith("_threads"):
         return "`init(threads=)`"
-    for public, table in ((mpitrain.ParameterServer, ServerOptions), (mpitrain.callbacks.Checkpoint, Options)):
+    classes = {mpitrain.ParameterServer: ServerOptions, mpitrain.callbacks.Checkpoint: CheckpointOptions}
+    for public, table in classes.items():
         argument = next((argument for argument, one in own(table).items() if one.name == name), None)
         if argument is not None:
             return f"`{public.__name__}({argument}=)`"

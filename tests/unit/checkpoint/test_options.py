@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpitrain.checkpoint import resume as checkpoint_resumption
 from mpitrain.checkpoint.files import ARRAYS, Snapshot
-from mpitrain.checkpoint.options import Dealt, Options, Position
+from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.resume import Resumption, position_among, resumption
 from mpitrain.checkpoint.stop import exit_code, where_from
 from mpitrain.checkpoint.store import Store
@@ -37,7 +37,7 @@ HERE = Path("checkpoints")
     ],
 )
 def test_every(every: str, steps: int | None, seconds: float | None) -> None:
-    options = Options(HERE, every)
+    options = CheckpointOptions(HERE, every)
     assert (options.every_steps, options.every_seconds) == (steps, seconds)
 
 
@@ -53,7 +53,7 @@ def test_every(every: str, steps: int | None, seconds: float | None) -> None:
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Options(HERE, **options)
+        CheckpointOptions(HERE, **options)
 
 
 def resumed(position: Position, ranks: int, order: dict[str, int] | None) -> Resumption:
@@ -110,11 +110,11 @@ def test_all_ranks_get_what_rank_0_chose(tmp_path: Path, size: int) -> None:
     def body(communicator: simulated.SimulatedCommunicator) -> tuple[Any, ...]:
         # Other ranks may not see the directory.
         own = store if communicator.rank == 0 else Store(Path("/nowhere"))
-        newest = resumption(Options(own.directory), own, communicator)
-        never = resumption(Options(own.directory, resume="never"), own, communicator)
-        first = resumption(Options(own.directory, resume=str(store.paths()[0])), own, communicator)
+        newest = resumption(CheckpointOptions(own.directory), own, communicator)
+        never = resumption(CheckpointOptions(own.directory, resume="never"), own, communicator)
+        first = resumption(CheckpointOptions(own.directory, resume=str(store.paths()[0])), own, communicator)
         with pytest.raises(AgreedError, match="cannot be resumed from"):
-            resumption(Options(own.directory, resume=str(tmp_path / "none")), own, communicator)
+            resumption(CheckpointOptions(own.directory, resume=str(tmp_path / "none")), own, communicator)
         assert newest is not None
         assert first is not None
         assert newest.arrays["x"].tolist() == [[1.0] * 3] * 2
@@ -126,7 +126,7 @@ def test_all_ranks_get_what_rank_0_chose(tmp_path: Path, size: int) -> None:
 
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     store = Store(tmp_path / "new")
-    assert simulated.run(2, lambda c: resumption(Options(store.directory), store, c)) == [None, None]
+    assert simulated.run(2, lambda c: resumption(CheckpointOptions(store.directory), store, c)) == [None, None]
 
 
 def test_a_job_that_is_started_again_goes_on_whatever_it_was_told(
@@ -135,7 +135,7 @@ def test_a_job_that_is_started_again_goes_on_whatever_it_was_told(
     teller = Reporter("secret", 2)
     monkeypatch.setattr(checkpoint_resumption, "reporter", lambda: teller)
     store = Store(tmp_path / "c")
-    options = Options(store.directory, resume="never")
+    options = CheckpointOptions(store.directory, resume="never")
 
     def look() -> list[str | None]:
         found = simulated.run(2, lambda c: resumption(options, store, c))
