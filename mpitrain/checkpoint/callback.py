@@ -69,6 +69,11 @@ class Checkpoint(keras.callbacks.Callback):
     Raises:
         AgreedError: on all ranks: no checkpoint can be written, or the one to go on from is damaged.
         StoppedBySignal: a SystemExit, out of `fit` on all ranks.
+
+    Example:
+        >>> checkpoint = mpitrain.callbacks.Checkpoint(directory, every="10min", keep=2)
+        >>> checkpoint.position.epoch  # where `fit` will begin
+        0
     """
 
     def __init__(

@@ -17,11 +17,16 @@ AUTO, NEVER = "auto", "never"
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What the user can choose.
+    """When the state of a run is saved, and where a run goes on.
 
     Attributes:
         directory: of the checkpoints of this run; on the host of rank 0.
         run: what the numbers of a run follow from, by names for the user; told where a run that goes on has others.
+
+    Example:
+        >>> options = mpitrain.callbacks.CheckpointOptions(directory, every="500steps")
+        >>> options.every_steps
+        500
     """
 
     directory: Path = Path("checkpoints")

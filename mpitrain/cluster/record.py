@@ -168,6 +168,9 @@ def find(name: str | None = None) -> Cluster:
 
     Raises:
         UsageError: it does not run.
+
+    Example:
+        >>> cluster = mpitrain.cluster.find()  # doctest: +SKIP
     """
     if name is None and VARIABLE in os.environ:
         return Record(Path(os.environ[VARIABLE])).read()

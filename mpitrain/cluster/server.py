@@ -137,6 +137,11 @@ def cluster_spec(
 
     Raises:
         AgreedError: see `start_server`.
+
+    Example:
+        >>> cluster = mpitrain.cluster.cluster_spec("worker")
+        >>> list(cluster.as_dict())
+        ['worker']
     """
     place = agree(jobs, bind, insecure_network, port, world or current_world())
     place.held.detach()  # stays open: nobody else gets the port before TensorFlow listens there, or after
@@ -155,6 +160,10 @@ def tf_config(jobs: str | Mapping[str, int] = "worker", **options: Any) -> str:
 
     Raises:
         AgreedError: see `start_server`.
+
+    Example:
+        >>> json.loads(mpitrain.cluster.tf_config("chief"))["task"]
+        {'type': 'chief', 'index': 0}
     """
     return cluster_spec(jobs, **options).tf_config()
 
@@ -215,6 +224,11 @@ def start_server(
     Raises:
         AgreedError: the same on all ranks: not as many ranks as tasks, no such port, or hosts that are not in the
             network.
+
+    Example:
+        >>> server = mpitrain.cluster.start_server("worker=1")
+        >>> server.task.job, server.task.index
+        ('worker', 0)
     """
     world = world or current_world()
     place = agree(jobs, bind, insecure_network, port, world)
@@ -278,6 +292,12 @@ def session_config(threads: ThreadPlan, devices: DevicePlan, cpu_devices: int | 
 
     Raises:
         UsageError: none at all is not possible.
+
+    Example:
+        >>> world = mpitrain.init()
+        >>> config = mpitrain.cluster.session_config(world.threads, world.devices, cpu_devices=2)
+        >>> config.device_count["CPU"]
+        2
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise UsageError(f"{cpu_devices} CPU devices asked for: TensorFlow needs one at least (--cpu-devices)")

@@ -12,7 +12,11 @@ Found = TypeVar("Found")
 
 
 def barrier(*, world: World | None = None) -> None:
-    """Collective: return once every rank has come here. Eager only."""
+    """Collective: return once every rank has come here. Eager only.
+
+    Example:
+        >>> mpitrain.barrier()
+    """
     group = world or current_world()
     group.agreement.call("barrier")  # its header is the barrier
 
@@ -22,6 +26,10 @@ def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
 
     Raises:
         ValueError: on every rank: some rank's object cannot be pickled.
+
+    Example:
+        >>> mpitrain.all_gather_obj({"seen": 3})
+        [{'seen': 3}]
     """
     group = world or current_world()
     with group.agreement.turn:
@@ -34,6 +42,10 @@ def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any
 
     Raises:
         ValueError: on every rank: it cannot be pickled.
+
+    Example:
+        >>> mpitrain.broadcast_obj("of rank 0")
+        'of rank 0'
     """
     group = world or current_world()
     check_root(root, group)
@@ -73,7 +85,12 @@ def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Fou
 
 
 def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World | None = None) -> Any:
-    """Collective: `combine` applied from rank 0 upwards to every rank's object."""
+    """Collective: `combine` applied from rank 0 upwards to every rank's object.
+
+    Example:
+        >>> mpitrain.all_reduce_obj({1, 2}, set.union)
+        {1, 2}
+    """
     parts = all_gather_obj(obj, world=world)
     total = parts[0]
     for part in parts[1:]:
@@ -84,7 +101,12 @@ def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World
 def reduce_scatter_obj(
     objects: Sequence[Any], combine: Callable[[Any, Any], Any], *, world: World | None = None
 ) -> Any:
-    """Collective: the combination of what every rank has at this rank's place of `objects`."""
+    """Collective: the combination of what every rank has at this rank's place of `objects`.
+
+    Example:
+        >>> mpitrain.reduce_scatter_obj([{1}], set.union)  # one for each rank
+        {1}
+    """
     mine = all_to_all_obj(objects, world=world)
     total = mine[0]
     for part in mine[1:]:
@@ -97,6 +119,10 @@ def all_to_all_obj(objects: Sequence[Any], *, world: World | None = None) -> lis
 
     Raises:
         ValueError: on every rank, when some rank did not give one object a rank.
+
+    Example:
+        >>> mpitrain.all_to_all_obj(["to rank 0"])  # one for each rank
+        ['to rank 0']
     """
     group = world or current_world()
     rows = all_gather_obj(list(objects), world=group)

@@ -49,6 +49,10 @@ def all_reduce(
     Raises:
         ValueError: unknown `op`, or one that this dtype has not.
         MismatchError: ranks differ in operation, shape, dtype, factors or name.
+
+    Example:
+        >>> mpitrain.all_reduce([1.0, 2.0], "sum").numpy().tolist()
+        [1.0, 2.0]
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
@@ -68,6 +72,10 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
 
     Returns:
         (sum of n, ...).
+
+    Example:
+        >>> mpitrain.all_gather([[1, 2]]).shape
+        TensorShape([1, 2])
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
@@ -77,7 +85,12 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
 
 
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: World | None = None) -> tf.Tensor:
-    """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks."""
+    """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks.
+
+    Example:
+        >>> mpitrain.broadcast([3], root=0).numpy().tolist()
+        [3]
+    """
     group = world or current_world()
     check_root(root, group)
     tensor = exchangeable(tensor)
@@ -110,6 +123,10 @@ def reduce_scatter(
 
     Raises:
         ValueError: the tensor is a scalar, or `op` does not fit.
+
+    Example:
+        >>> mpitrain.reduce_scatter([[1.0], [2.0]]).numpy().tolist()
+        [[1.0], [2.0]]
     """
     group = world or current_world()
     tensor = exchangeable(tensor)
@@ -136,6 +153,11 @@ def all_to_all(
 
     Raises:
         ValueError: `splits` does not add up.
+
+    Example:
+        >>> rows, counts = mpitrain.all_to_all([[1], [2]])
+        >>> rows.numpy().tolist(), counts.numpy().tolist()
+        ([[1], [2]], [2])
     """
     group = world or current_world()
     tensor = exchangeable(tensor)

@@ -21,6 +21,12 @@ def log() -> Iterator[Table]:
 
     Yields:
         The table, for `print`; it can be read while it grows.
+
+    Example:
+        >>> with mpitrain.placement.log() as table:
+        ...     sums = tf.add([1.0], [2.0])
+        >>> [row.kind for row in table]
+        ['AddV2']
     """
     table = Table()
     with _sessions(table), _functions(table), _eager_operations(table):

@@ -14,7 +14,7 @@ Jobs = Mapping[str, Sequence[str]]
 def device_setter(
     jobs: Jobs, *, by: By = "bytes", servers: str = "ps", compute: str = "/job:worker"
 ) -> Callable[[Any], str]:
-    """Local: a function for `tf.device` in a graph: each variable goes to one of the servers.
+    """Local: a function for `tf.compat.v1.device` in a graph: each variable goes to one of the servers.
 
     It is `tf.compat.v1.train.replica_device_setter` with a choice by bytes, too. What an operation says of its own
     device, or a `tf.device` inside, wins; what is left open there is filled in from here.
@@ -24,6 +24,12 @@ def device_setter(
         by: `bytes`, or `round_robin`.
         servers: the job that holds the variables.
         compute: the device of everything else.
+
+    Example:
+        >>> setter = mpitrain.placement.device_setter({"ps": ["h:1", "h:2"], "worker": ["h:3"]})
+        >>> with tf.Graph().as_default(), tf.compat.v1.device(setter):
+        ...     tf.compat.v1.get_variable("v", [3], use_resource=True).device
+        '/job:ps/task:0'
     """
     import tensorflow as tf
 
@@ -43,6 +49,10 @@ def variables_on(devices: Sequence[str], *, by: By = "bytes") -> Iterator[None]:
     Args:
         devices: such as `["/job:ps/task:0", "/job:ps/task:1"]`, or two GPUs.
         by: `bytes`, or `round_robin`.
+
+    Example:
+        >>> with mpitrain.placement.variables_on(["/CPU:0"]):
+        ...     weight = tf.Variable([1.0])
     """
     import tensorflow as tf
 

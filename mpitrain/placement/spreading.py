@@ -41,6 +41,10 @@ def spread(sizes: Sequence[int], servers: int, by: By = "bytes") -> list[int]:
         sizes: bytes of the variables, in the order in which they are made.
         servers: how many there are.
         by: see `choice`.
+
+    Example:
+        >>> mpitrain.placement.spread([100, 10, 10, 10], servers=2)
+        [0, 1, 1, 1]
     """
     rule = choice(servers, by)
     return [rule(nbytes) for nbytes in sizes]

@@ -27,6 +27,11 @@ def sample_count(samples: Any, loss_is: str | None = None) -> Iterator[None]:
 
     Raises:
         UsageError: another `loss_is`.
+
+    Example:
+        >>> optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD())
+        >>> with mpitrain.sample_count(17):  # a batch that has fewer rows than those of other ranks
+        ...     optimizer.apply([tf.constant([1.0])], [keras.Variable([1.0])])
     """
     token = _samples.set(samples)
     try:

@@ -106,6 +106,13 @@ class Trainer:
         sync_batch_norm: likewise.
         progress: show progress on rank 0.
         world: the job; the current one by default.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, activation="softmax")])
+        >>> trainer = mpitrain.Trainer(model, batch_size=4, epochs=2, progress=False)
+        >>> summary = trainer.fit((np.eye(8), np.arange(8) % 2))
+        >>> summary.evaluated_on, len(summary.history["loss"])
+        ('validation', 2)
     """
 
     def __init__(

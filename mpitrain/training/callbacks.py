@@ -44,6 +44,12 @@ class DataParallel(keras.callbacks.Callback):
         world: the job; the current one by default.
         loss_is: what a loss is that Keras does not compute, or computes of a whole batch: see `shares.Shares`.
         sync_batch_norm: batch normalization uses the moments of all ranks' rows.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile(optimizer="sgd", loss="mse")
+        >>> samples = tf.data.Dataset.from_tensor_slices((np.eye(3), np.ones((3, 1)))).batch(1)
+        >>> history = model.fit(samples, verbose=0, callbacks=[mpitrain.callbacks.DataParallel()])
     """
 
     def __init__(

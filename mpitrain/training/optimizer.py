@@ -57,6 +57,13 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
 
     Raises:
         UsageError: `optimizer` is not a Keras 3 optimizer; or gradients are to be added up by parameter servers.
+
+    Example:
+        >>> optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD(0.5))
+        >>> weight = keras.Variable([1.0])
+        >>> optimizer.apply([tf.constant([1.0])], [weight])
+        >>> weight.numpy().tolist()
+        [0.5]
     """
     if not callable(getattr(optimizer, "apply", None)) or not hasattr(optimizer, "iterations"):
         raise UsageError(

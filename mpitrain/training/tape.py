@@ -25,6 +25,13 @@ class DistributedGradientTape:
 
     Raises:
         UsageError: another `loss_is`.
+
+    Example:
+        >>> weight = tf.Variable(3.0)
+        >>> with mpitrain.DistributedGradientTape(tf.GradientTape()) as tape:
+        ...     loss = weight**2
+        >>> float(tape.gradient(loss, weight))
+        6.0
     """
 
     def __init__(

@@ -60,6 +60,11 @@ def init(
         LauncherError: the launcher and MPI disagree about the job.
         AgreedError: ranks and GPUs do not fit, on this host or another.
         TooLateError: a setting was given, but TensorFlow has started already.
+
+    Example:
+        >>> world = mpitrain.init()
+        >>> world.rank, world.size  # of one process that no launcher has started
+        (0, 1)
     """
     arguments = locals()
     given = {name: arguments[name] for name in options(FaultOptions, "init")}

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import inspect
+import json
 from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
 
 import mpitrain
 from mpitrain.checkpoint.options import CheckpointOptions
@@ -17,6 +25,12 @@ from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.trainer.options import TrainConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+# What functions return, and nobody makes.
+RETURNED = [
+    "mpitrain.World",
+    *(f"mpitrain.cluster.{name}" for name in ("Cluster", "Server", "Task")),
+    *(f"mpitrain.placement.{name}" for name in ("Row", "Table")),
+]
 
 
 def rows(page: str) -> list[str]:
@@ -89,5 +103,86 @@ def test_all_options_stand_in_the_documentation() -> None:
     assert rows("options.md") == [*documented_options(), *documented_commands()]
 
 
+def public() -> dict[str, Any]:
+    """Each public name, and what it is."""
+    found = {f"mpitrain.{name}": getattr(mpitrain, name) for name in sorted(mpitrain.__all__) if name != "__version__"}
+    modules = (mpitrain.callbacks, mpitrain.cluster, mpitrain.placement)
+    return found | {f"{module.__name__}.{name}": getattr(module, name) for module in modules for name in module.__all__}
+
+
+def first_line(thing: Any) -> str:
+    """Of its documentation."""
+    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def members(kind: type) -> dict[str, Any]:
+    """The public methods and properties that a class has of its own, and does not override."""
+    inherited = {name for base in kind.__mro__[1:] for name in vars(base)}
+    own_members = {name: one for name, one in vars(kind).items() if not name.startswith("_") and name not in inherited}
+    return {name: one for name, one in own_members.items() if callable(one) or isinstance(one, property)}
+
+
+def documented_names() -> list[str]:
+    """The rows of docs/api.md."""
+    found = []
+    for name, thing in public().items():
+        home = "" if inspect.ismodule(thing) else f"`{thing.__module__.removeprefix('mpitrain.').replace('.', '/')}.py`"
+        found.append(f"| `{name}` | {home} | {first_line(thing)} |")
+        for member, one in members(thing).items() if isinstance(thing, type) else ():
+            found.append(f"| `{name.rpartition('.')[2]}.{member}` | | {first_line(one)} |")
+    errors = [one for one in vars(mpitrain.errors).values() if inspect.isclass(one) and issubclass(one, Exception)]
+    return [*found, *(f"| `mpitrain.errors.{one.__name__}` | `errors.py` | {first_line(one)} |" for one in errors)]
+
+
+def test_all_public_names_stand_in_the_documentation() -> None:
+    """When it fails: `python tests/unit/test_reference.py` prints the rows."""
+    assert rows("api.md") == documented_names()
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    tree = ast.parse(Path(mpitrain.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names if alias.asname == alias.name}
+    homes = {name: "mpitrain" for name in mpitrain._MODULES if name != "errors"}
+    assert seen == homes | mpitrain._HOME
+    assert all(getattr(mpitrain, name).__module__ == home for name, home in mpitrain._HOME.items())
+
+
+def undescribed(name: str, thing: Any) -> list[str]:
+    """The arguments of a function or class that its documentation does not tell of."""
+    told = inspect.getdoc(thing) or ""
+    return [
+        f"{name}({argument})" for argument in inspect.signature(thing).parameters if f"\n    {argument}: " not in told
+    ]
+
+
+def test_arguments_are_described() -> None:
+    things = {name: thing for name, thing in public().items() if not inspect.ismodule(thing) and name not in RETURNED}
+    methods = {
+        f"{name}.{member}": one
+        for name, thing in things.items()
+        for member, one in (members(thing).items() if isinstance(thing, type) else ())
+        if inspect.isfunction(one)
+    }
+    found = [one for name, thing in (things | methods).items() for one in undescribed(name, thing)]
+    assert [one for one in found if not one.endswith("(self)")] == []
+
+
+def test_examples(tmp_path: Path) -> None:
+    """Each public function and class has an example, which does what it says."""
+    names = {"mpitrain": mpitrain, "keras": keras, "np": np, "tf": tf, "json": json, "directory": tmp_path}
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
+    without = []
+    for name, thing in public().items():
+        if not inspect.ismodule(thing):
+            tests = finder.find(thing, name, globs=dict(names))
+            without += [] if any(test.examples for test in tests) else [name]
+            for test in tests:
+                runner.run(test)
+    assert without == RETURNED
+    assert runner.summarize(verbose=False).failed == 0
+
+
 if __name__ == "__main__":
-    print(*documented_options(), "", *documented_commands(), sep="\n")
+    print(*documented_options(), "", *documented_commands(), "", *documented_names(), sep="\n")

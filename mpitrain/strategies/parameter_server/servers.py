@@ -82,6 +82,10 @@ class ParameterServer:
         rows: of a variable whose gradients are rows, what comes back after an update: all that were `changed` since
             the last time, or those that this worker has `pushed`; it then asks for others (`pull_rows`).
         world: the job; the current one by default.
+
+    Example:
+        >>> servers = mpitrain.ParameterServer(servers=1, mode="async", max_staleness=4)
+        >>> world = servers.start()  # doctest: +SKIP
     """
 
     def __init__(
@@ -134,6 +138,12 @@ def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
     Returns:
         A tensor (number of indices, ...). Before the first update, and where there are no servers, the rows that the
         variable has here.
+
+    Example:
+        >>> optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD())
+        >>> table = tf.Variable([[1.0], [2.0], [3.0]])
+        >>> mpitrain.pull_rows(optimizer, table, [2, 0]).numpy().tolist()
+        [[3.0], [1.0]]
     """
     served = served_of(optimizer)
     if served is None:
