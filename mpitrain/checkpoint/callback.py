@@ -92,12 +92,11 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         arguments = locals()
         super().__init__()
-        self._world = world or current_world()
         chosen = {name: arguments[name] for name in own(CheckpointOptions)}
+        self._world = world or current_world()
         self._options = CheckpointOptions(Path(directory), run=run or {}, **chosen)
         self._store = Store(self._options.directory, keep)
-        self._callbacks, self._dealt = list(callbacks), dealt
-        self._writer = BackgroundWriter(tell)
+        self._callbacks, self._dealt, self._writer = list(callbacks), dealt, BackgroundWriter(tell)
         self._leaving = StopRequest(self._world, grace_seconds, self._tell_wishes)
         self._resumed = resumption(self._options, self._store, self._world.communicator)
         self.position, self.finished = Position(), False

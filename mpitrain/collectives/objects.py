@@ -14,6 +14,9 @@ Found = TypeVar("Found")
 def barrier(*, world: World | None = None) -> None:
     """Collective: return once every rank has come here. Eager only.
 
+    Args:
+        world: the job, or a group of its ranks.
+
     Example:
         >>> mpitrain.barrier()
     """
@@ -23,6 +26,10 @@ def barrier(*, world: World | None = None) -> None:
 
 def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
     """Collective: every rank's object (pickled), in rank order.
+
+    Args:
+        obj: of this rank.
+        world: the job, or a group of its ranks.
 
     Raises:
         ValueError: on every rank: some rank's object cannot be pickled.
@@ -39,6 +46,11 @@ def all_gather_obj(obj: Any, *, world: World | None = None) -> list[Any]:
 
 def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any:
     """Collective: rank `root`'s object (pickled).
+
+    Args:
+        obj: of this rank; only that of `root` counts.
+        root: the rank.
+        world: the job, or a group of its ranks.
 
     Raises:
         ValueError: on every rank: it cannot be pickled.
@@ -87,6 +99,11 @@ def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Fou
 def all_reduce_obj(obj: Any, combine: Callable[[Any, Any], Any], *, world: World | None = None) -> Any:
     """Collective: `combine` applied from rank 0 upwards to every rank's object.
 
+    Args:
+        obj: of this rank.
+        combine: the same on all ranks: two objects to one.
+        world: the job, or a group of its ranks.
+
     Example:
         >>> mpitrain.all_reduce_obj({1, 2}, set.union)
         {1, 2}
@@ -103,6 +120,11 @@ def reduce_scatter_obj(
 ) -> Any:
     """Collective: the combination of what every rank has at this rank's place of `objects`.
 
+    Args:
+        objects: one for each rank.
+        combine: as for `all_reduce_obj`.
+        world: the job, or a group of its ranks.
+
     Example:
         >>> mpitrain.reduce_scatter_obj([{1}], set.union)  # one for each rank
         {1}
@@ -116,6 +138,10 @@ def reduce_scatter_obj(
 
 def all_to_all_obj(objects: Sequence[Any], *, world: World | None = None) -> list[Any]:
     """Collective: send `objects[i]` to rank i; what the ranks sent here, in rank order.
+
+    Args:
+        objects: one for each rank.
+        world: the job, or a group of its ranks.
 
     Raises:
         ValueError: on every rank, when some rank did not give one object a rank.

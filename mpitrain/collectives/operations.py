@@ -85,7 +85,13 @@ def all_gather(tensor: Any, *, name: str | None = None, world: World | None = No
 
 
 def broadcast(tensor: Any, root: int = 0, *, name: str | None = None, world: World | None = None) -> tf.Tensor:
-    """Collective: rank `root`'s tensor, of equal shape and dtype on all ranks.
+    """Collective: rank `root`'s tensor.
+
+    Args:
+        tensor: of equal shape and dtype on all ranks.
+        root: the rank.
+        name: for messages; the same on all ranks.
+        world: the job, or a group of its ranks.
 
     Example:
         >>> mpitrain.broadcast([3], root=0).numpy().tolist()

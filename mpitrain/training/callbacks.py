@@ -90,6 +90,9 @@ class DataParallel(keras.callbacks.Callback):
 
         A rank without data takes part in updates that it has traced; so it makes a step without data. All ranks call
         this, since not all will come to the end of a first step.
+
+        Args:
+            dataset: what `fit` will read.
         """
         self._spare = dataset
 

@@ -12,7 +12,15 @@ from mpitrain.world.world import World
 
 
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World | None = None) -> None:
-    """Collective: every rank's variables become those of rank `root`. See `replicas.broadcast_variables`.
+    """Collective: every rank's variables become those of rank `root`.
+
+    Args:
+        variables: Keras or TensorFlow variables, in the same order on all ranks.
+        root: rank whose values are taken.
+        world: the job; the current one by default.
+
+    Raises:
+        MismatchError: ranks have different variables.
 
     Example:
         >>> mpitrain.broadcast_variables([tf.Variable([1.0, 2.0])])
@@ -21,7 +29,15 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World
 
 
 def verify_replicas(variables: Sequence[Any], when: str = "now", *, world: World | None = None) -> None:
-    """Collective: raise ReplicaError on every rank when variables differ. See `replicas.verify_replicas`.
+    """Collective: check that variables are bit-identical on all ranks.
+
+    Args:
+        variables: in the same order on all ranks.
+        when: for the message, as in "after epoch 3".
+        world: the job; the current one by default.
+
+    Raises:
+        ReplicaError: on every rank, naming the first variable that differs and the ranks.
 
     Example:
         >>> mpitrain.verify_replicas([tf.Variable([1.0, 2.0])], when="after the first step")
@@ -32,7 +48,9 @@ def verify_replicas(variables: Sequence[Any], when: str = "now", *, world: World
 def shard(dataset: Any, *, world: World | None = None) -> Any:
     """Local: this rank's elements of a `tf.data.Dataset`: every size-th, from its rank on.
 
-    Call it on samples, before `batch`, and after a `shuffle` whose seed is the same on all ranks.
+    Args:
+        dataset: of samples, before `batch`, and after a `shuffle` whose seed is the same on all ranks.
+        world: the job; the current one by default.
 
     Example:
         >>> samples = mpitrain.shard(tf.data.Dataset.range(3))

@@ -69,15 +69,8 @@ def init(
     arguments = locals()
     given = {name: arguments[name] for name in options(FaultOptions, "init")}
     asked = device not in ("auto", "all") or share_gpus or (gpu_memory, visible_devices, threads) != (None, None, None)
-    if asked and gpus.devices_fixed():
-        raise TooLateError(
-            "mpitrain.init(device=..., gpu_memory=..., threads=..., ...) came after TensorFlow had looked at "
-            "the machine; call it before the first tensor is made, at the top of the script."
-        )
+    _check_in_time(asked, given)
     if _current:
-        faults = _current[0].faults
-        if asked or any(value not in (None, getattr(faults, name)) for name, value in given.items()):
-            raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
         return _current[0]
     imports.install()
     environ = os.environ
@@ -118,6 +111,26 @@ def current_world() -> World:
 def use(world: World) -> None:
     """Local: from now on `world`, a part of the job, is the current World of this process."""
     _current[:] = [world]
+
+
+def _check_in_time(asked: bool, given: Mapping[str, object]) -> None:
+    """Local: whether what `init` is asked for can still be had.
+
+    Args:
+        asked: something of the machine.
+        given: options of faults; None where they were not given.
+
+    Raises:
+        TooLateError: it cannot.
+    """
+    if asked and gpus.devices_fixed():
+        raise TooLateError(
+            "mpitrain.init(device=..., gpu_memory=..., threads=..., ...) came after TensorFlow had looked at "
+            "the machine; call it before the first tensor is made, at the top of the script."
+        )
+    other = _current and any(value not in (None, getattr(_current[0].faults, name)) for name, value in given.items())
+    if other or (_current and asked):
+        raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
 
 
 def _start_limit(

@@ -147,5 +147,6 @@ def pull_rows(optimizer: Any, variable: Any, indices: Any) -> Any:
     """
     served = served_of(optimizer)
     if served is None:
-        return tf.gather(getattr(variable, "value", variable), tf.reshape(indices, [-1]))
+        rows = variable if isinstance(variable, tf.Variable) else variable.value
+        return tf.gather(rows, tf.reshape(indices, [-1]))
     return served.pull_rows(variable, indices)
