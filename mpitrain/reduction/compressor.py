@@ -48,7 +48,7 @@ class Compressor(Protocol):
 
         Returns:
             mean: like `x`, the same bits on all ranks.
-            sent: like `x`, what this rank has contributed in place of it.
+            sent: like `x`, what this rank has contributed in place of it; zeros where its share is 0.
             state: for the next update.
         """
         ...

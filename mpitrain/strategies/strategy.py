@@ -122,7 +122,8 @@ class Strategy(Exchange, Policy, Protocol):
       `takes_accumulated` too; what `join` leaves is the average.
     - sharded optimizers: `attach` refuses what is not element-wise; `update` gives `update.apply` this rank's part of
       gradients and variables and gathers these; `replicates_state` is False, `fetch_state` gathers the slots.
-    - what compresses: an `Exchange` before a strategy, with the residuals in `update.state`.
+    - compression: `AllReduce.update` names a `reduction.compressor.Compressor` to `mean_gradients`; what that is to
+      remember stands in variables in `update.state`.
 
     The tests in tests/unit/strategies/test_contract.py hold for each; add yours to their list.
 
