@@ -19,6 +19,7 @@ from mpitrain.training.model_state import (
     settle_statistics,
     step_counters,
     synchronize_start,
+    unlike_counts,
 )
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.shares import LossIs
@@ -158,7 +159,7 @@ class DataParallel(keras.callbacks.Callback):
         if self._hook is not None:
             self._hook.active += 1
             self._hook.latest.begin_test()
-            settle_statistics(self.model, self._hook.shares.synchronized_layers, self._strategy)
+            self._settle_statistics(self._hook)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Local: metrics are this rank's own again, unless this was within a `fit`."""
@@ -176,9 +177,20 @@ class DataParallel(keras.callbacks.Callback):
         if logs is not None:
             logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
         self._agree_on_epoch_end()
-        settle_statistics(self.model, self._hook.shares.synchronized_layers, self._strategy)
+        self._settle_statistics(self._hook)
         if self._verify_every and (epoch + 1) % self._verify_every == 0:
             verify_replicas(replicated(self.model), f"after epoch {epoch + 1}", world=self._world)
+
+    def _settle_statistics(self, hook: ModelHook) -> None:
+        """Collective: statistics become the same before they are used."""
+        unlike = [] if hook.told_of_counts else unlike_counts(self.model, self._world)
+        if unlike:
+            hook.told_of_counts = True
+            hook.shares.tell(
+                f"{', '.join(unlike)}, which layers of the script keep, came out otherwise on each rank: where these "
+                "are no whole numbers the mean is taken, others stay each rank's, and rank 0's are saved"
+            )
+        settle_statistics(self.model, hook.shares.synchronized_layers, self._strategy)
 
     def _agree_on_epoch_end(self) -> None:
         """Collective: one rank that stops stops all, and all have counted the same number of steps.

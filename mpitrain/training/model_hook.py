@@ -36,7 +36,10 @@ class ModelHook:
         synchronized: variables are those of rank 0 already.
         logs: the numbers of its steps over all ranks.
         latest: what is known of its latest step.
+        told_of_counts: it was said that nobody knows how to combine what layers of the script count.
     """
+
+    told_of_counts = False
 
     def __init__(self, model: Any, strategy: Strategy) -> None:
         self.active = 0

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mpitrain.runtime import keras_private
-from mpitrain.strategies.replicas import adopt, average_statistics, has_value, part_streams, synchronize
+from mpitrain.strategies.replicas import adopt, average_statistics, differing, has_value, part_streams, synchronize
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.training.optimizer import hook_of, replicated_state
 from mpitrain.world.world import World
@@ -63,6 +63,14 @@ def step_counters(optimizer: Any) -> list[Any]:
 def statistics(model: Any) -> list[Any]:
     """Local: non-trainable floating-point weights: moments of batch normalization and the like."""
     return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def unlike_counts(model: Any, world: World) -> list[str]:
+    """Collective: names of what layers of the script keep in weights that are not trained, and ranks have otherwise."""
+    layers = [one for one in keras_private.layers_within(model) if not isinstance(one, keras.Model)]
+    known = {id(v) for one in layers if type(one).__module__.startswith("keras.") for v in one.weights}
+    own = [v for v in model.non_trainable_weights if id(v) not in known and has_value(v)]
+    return [own[position].path for position, _ in differing(own, world=world)] if own else []
 
 
 def settle_statistics(model: Any, layers: Sequence[Any], strategy: Strategy) -> None:

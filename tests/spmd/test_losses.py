@@ -437,6 +437,35 @@ def test_gradients_are_added_up(way: str, in_graph: bool) -> None:
     np.testing.assert_allclose(trained(own_rows(rows()), True), trained(rows(), False), rtol=1e-12)
 
 
+class Counts(keras.layers.Layer):
+    """Counts steps, as every rank does, and what is each rank's."""
+
+    def build(self, shape: Any) -> None:
+        for name, dtype in {"steps": "int64", "rows": "int64", "total": "float64"}.items():
+            setattr(self, name, self.add_weight(initializer="zeros", trainable=False, dtype=dtype, name=name))
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign_add(1)
+            self.rows.assign_add(tf.shape(x, tf.int64)[0])
+            self.total.assign_add(tf.reduce_sum(x))
+        return x
+
+
+@few_ranks
+def test_what_layers_count_is_told_where_ranks_differ(capfd: pytest.CaptureFixture[str]) -> None:
+    model = plain("mse", layers=[Counts(dtype="float64", name="counts")])
+    model.fit(Batches(own_rows(rows())), epochs=2, verbose=0, callbacks=[DataParallel()], validation_data=rows()[0])
+    layer = model.layers[2]
+    assert int(layer.steps) == 4
+    assert int(layer.rows) == 2 * sum(len(x) for x, _ in own_rows(rows()))
+    assert mpitrain.all_gather_obj(float(layer.total)) == [float(layer.total)] * WORLD.size
+    said = capfd.readouterr().err
+    assert said.count("came out otherwise on each rank") == (WORLD.rank == 0 and WORLD.size > 1), said
+    assert ("counts/rows, " in said and "counts/total" in said) == ("came out" in said)
+    assert "counts/steps" not in said
+
+
 NORMALIZING: dict[str, Callable[[], Any]] = {
     "plain": lambda: keras.layers.BatchNormalization(momentum=0.5, dtype="float64"),
     "renorm": lambda: keras.layers.BatchNormalization(momentum=0.5, dtype="float64", renorm=True),
