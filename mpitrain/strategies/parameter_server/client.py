@@ -11,7 +11,8 @@ import numpy as np
 from mpitrain.comm.communicator import Buffer, Communicator, Request
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import merge_rows
-from mpitrain.strategies.parameter_server.arrays import State, insert, rounded
+from mpitrain.strategies.parameter_server.arrays import State, rounded
+from mpitrain.strategies.parameter_server.channel import Channel
 from mpitrain.strategies.parameter_server.layout import layout, specs_of
 from mpitrain.strategies.parameter_server.messages import (
     NEVER_LATE,
@@ -26,11 +27,10 @@ from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import Roles
 from mpitrain.strategies.parameter_server.sending import Coming, Sending
 from mpitrain.strategies.parameter_server.shards import Part
-from mpitrain.strategies.parameter_server.talk import Talk
 from mpitrain.world.agreement import Agreement
 
 
-class Client(Talk):
+class Client:
     """The servers, as one worker sees them.
 
     Args:
@@ -40,6 +40,10 @@ class Client(Talk):
         options: how parameters are hosted and updated.
         agreement: of the workers: has what this worker tells the others.
         hosts: host name of each rank, for messages.
+
+    Attributes:
+        channel: to them.
+        sessions: the optimizers of this worker, by number.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Client(Talk):
         agreement: Agreement,
         hosts: Sequence[str],
     ) -> None:
-        super().__init__(there, back, roles, hosts)
+        self.channel = Channel(there, back, roles, hosts)
         self.options, self._agreement, self._all_roles = options, agreement, roles
         self.activity, self.hosts = there.activity, len(set(hosts))
         self._pool, self._generations, self._stopped = BufferPool(), 0, False
@@ -60,13 +64,18 @@ class Client(Talk):
         self.pushing_seconds = self.waiting_seconds = 0.0
 
     @property
+    def roles(self) -> Roles:
+        """Who is what now."""
+        return self.channel.roles
+
+    @property
     def in_step(self) -> bool:
         """All workers make each update together."""
         return self.options.mode == "sync" and not self.options.backup_workers
 
     def session(self, setup: dict[str, Any]) -> Sending:
         """Local: a new optimizer; all workers make theirs in the same order."""
-        found = Sending(len(self.sessions), setup, layout(setup, len(self.roles.servers), self.options))
+        found = Sending(len(self.sessions), setup, layout(setup, len(self.channel.roles.servers), self.options))
         self.sessions[found.number] = found
         return found
 
@@ -88,31 +97,26 @@ class Client(Talk):
             CollectiveError: it is not what the first worker has.
         """
         self._generations += 1
-        setup = dict(session.setup) if self.worker == 0 else {"digest": session.setup["digest"]}
+        setup = dict(session.setup) if self.channel.worker == 0 else {"digest": session.setup["digest"]}
         text = as_text({**setup, "iterations": iterations, "has_state": iterations > 0})
         head = Message(Kind.BEGIN, session.number, version=self._generations, count=len(text))
-        for server in range(len(self.roles.servers)):
-            self._say(server, head, text)
+        for server in range(len(self.channel.roles.servers)):
+            self.channel.say(server, head, text)
         result: State | None = None
-        if self.worker == 0:
-            for server in range(len(self.roles.servers)):
-                self._note_slots(session, server, self._hear_text(server))
+        if self.channel.worker == 0:
+            for server in range(len(self.channel.roles.servers)):
+                session.note_slots(server, self.channel.hear_text(server))
             self._send_state(session, values(), iterations > 0)
         else:
             result = [[np.empty(spec.shape, spec.dtype)] for spec in specs_of(session.setup)]
-            for server in range(len(self.roles.servers)):
-                answer = self._hear(server)
+            for server in range(len(self.channel.roles.servers)):
+                answer = self.channel.hear(server)
                 if answer.status is Status.REFUSED:
-                    self._refused(server, answer)
+                    self.channel.refuse(server, answer)
                 self._take_all(session, server, [one[0] for one in result])
             session.discard = self.options.warmup_steps > 0
         session.begun = True
         return result
-
-    def _note_slots(self, session: Sending, server: int, names: Sequence[Sequence[list[str]]]) -> None:
-        for number, of_part in zip(session.layout.of_server(server), names, strict=True):
-            for piece, slots in zip(session.layout.parts[number].pieces, of_part, strict=True):
-                session.slot_names[piece.shard.variable] = slots
 
     def _send_state(self, session: Sending, state: State, with_slots: bool) -> None:
         for part in session.layout.parts:
@@ -122,7 +126,7 @@ class Client(Talk):
                 rows = len(arrays[0]) if arrays[0].ndim else 1
                 whole = shard.end - shard.begin == rows
                 own = [a if whole or a.ndim == 0 else a[shard.begin : shard.end] for a in arrays]
-                self._send(part.server, *own)
+                self.channel.send(part.server, *own)
 
     # Updates.
 
@@ -165,7 +169,7 @@ class Client(Talk):
                 )
                 if not self._comes_after_rows(session, number):
                     session.coming[number] = self._expect(session, number)
-                sends += self._start(part.server, head.pack(), *content)
+                sends += self.channel.start(part.server, head.pack(), *content)
             for request in sends:
                 request.wait()
                 activity.moved += 1
@@ -204,12 +208,11 @@ class Client(Talk):
     def _expect(self, session: Sending, number: int) -> Coming:
         """Local: a part will come: dense values directly into their place, where they are in one piece."""
         part = session.layout.parts[number]
-        rank = self.roles.servers[part.server]
-        header = np.zeros(Answer.words(len(self.roles.workers)))
-        coming = Coming(header, self._back.irecv(header, rank))
+        header = self.channel.new_header()
+        coming = Coming(header, self.channel.expect(part.server, header))
         if not part.sparse:
             coming.values = self._place(session, part)
-            coming.values_request = self._back.irecv(coming.values, rank)
+            coming.values_request = self.channel.expect(part.server, coming.values)
         return coming
 
     def _place(self, session: Sending, part: Part) -> Buffer:
@@ -278,7 +281,7 @@ class Client(Talk):
         row = session.layout.plan.specs[shard.variable].shape[1:]
         indices = np.empty(count, np.int64)
         values = np.empty((count, *row), travel_dtype(part.dtype, self.options.compression))
-        self._receive(part.server, indices, values)
+        self.channel.receive(part.server, indices, values)
         return values.astype(part.dtype, copy=False), indices + shard.begin
 
     def _take_all(self, session: Sending, server: int, values: Sequence[Buffer]) -> None:
@@ -316,14 +319,14 @@ class Client(Talk):
         begun = time.perf_counter()
         found = []
         try:
-            for server in range(len(self.roles.servers)):
-                self._say(server, Message(Kind.IDLE, position=position, request=self._agreement.request))
+            for server in range(len(self.channel.roles.servers)):
+                self.channel.say(server, Message(Kind.IDLE, position=position, request=self._agreement.request))
             changed: dict[int, Sequence[Buffer]] = {}
-            for server in range(len(self.roles.servers)):
-                release = self._hear(server)
+            for server in range(len(self.channel.roles.servers)):
+                release = self.channel.hear(server)
                 position = max(position, release.position)
                 for _ in range(release.count):
-                    session = self.sessions[self._hear(server).session]
+                    session = self.sessions[self.channel.hear(server).session]
                     if session.number not in changed:
                         changed[session.number] = values(session)
                     self._take_all(session, server, changed[session.number])
@@ -332,54 +335,6 @@ class Client(Talk):
             activity.position = position
         self.waiting_seconds += time.perf_counter() - begun
         return found
-
-    def state(self, session: Sending) -> tuple[State, int]:
-        """Local: parameters and slots of the servers: of each variable its value and slots; and the updates made."""
-        found: State = [[] for _ in session.layout.plan.specs]
-        iterations = 0
-        for server in range(len(self.roles.servers)):
-            self._say(server, Message(Kind.STATE, session.number))
-            told = self._hear_text(server)
-            iterations = max(iterations, told["iterations"])
-            self._note_slots(session, server, told["slots"])
-            arrays = [[np.empty(shape, dtype) for dtype, shape in shapes] for shapes in told["shapes"]]
-            self._receive(server, *[array for state in arrays for array in state])
-            pieces = [
-                piece for number in session.layout.of_server(server) for piece in session.layout.parts[number].pieces
-            ]
-            for piece, own in zip(pieces, arrays, strict=True):
-                insert(found, session.layout.plan.specs[piece.shard.variable].shape, piece.shard, own)
-        return found, iterations
-
-    def rows(self, session: Sending, variable: int, indices: Buffer) -> Buffer:
-        """Local: some rows of a variable whose gradients are sparse, as the servers have them now.
-
-        Args:
-            session: of the optimizer.
-            variable: its position.
-            indices: (n,) row numbers.
-        """
-        spec = session.layout.plan.specs[variable]
-        result = np.empty((len(indices), *spec.shape[1:]), spec.dtype)
-        for number, part in enumerate(session.layout.parts):
-            shard = part.pieces[0].shard
-            if not part.sparse or shard.variable != variable:
-                continue
-            mine = np.flatnonzero((indices >= shard.begin) & (indices < shard.end))
-            if not len(mine):
-                continue
-            asked = indices[mine].astype(np.int64) - shard.begin
-            self._say(part.server, Message(Kind.ROWS, session.number, number, count=len(mine)), asked)
-            values = np.empty((self._hear(part.server).count, *spec.shape[1:]), spec.dtype)
-            self._receive(part.server, values)
-            result[mine] = values
-        return result
-
-    def counts(self, session: Sending) -> dict[str, Any]:
-        """Local: what the server of the last part has counted: updates, dropped gradients, staleness."""
-        server = session.layout.parts[-1].server
-        self._say(server, Message(Kind.COUNTS, session.number))
-        return dict(self._hear_text(server))
 
     def go_on(self, numbers: Sequence[int], hosts: Sequence[str]) -> None:
         """Local: ranks were lost, perhaps in the middle of an update.
@@ -390,11 +345,11 @@ class Client(Talk):
         """
         self._left_behind.append((self._pool, [session.go_on() for session in self.sessions.values()]))
         self._pool, self._generations = BufferPool(), 0
-        self.between(self._all_roles.among(numbers), hosts)
+        self.channel.renew(self._all_roles.among(numbers), hosts)
 
     def stop(self) -> None:
         """Local: this worker has come to the end of its program; the servers do not wait for it any more."""
         if not self._stopped:
             self._stopped = True
-            for server in range(len(self.roles.servers)):
-                self._say(server, Message(Kind.STOP, position=self.activity.position))
+            for server in range(len(self.channel.roles.servers)):
+                self.channel.say(server, Message(Kind.STOP, position=self.activity.position))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,12 @@ class Sending:
     dropped: int = 0
     coming: dict[int, Coming] = field(default_factory=dict)
     targets: dict[int, Buffer] = field(default_factory=dict)
+
+    def note_slots(self, server: int, names: Sequence[Sequence[list[str]]]) -> None:
+        """Local: a server has told the names of slots, by its parts and their pieces."""
+        for number, of_part in zip(self.layout.of_server(server), names, strict=True):
+            for piece, slots in zip(self.layout.parts[number].pieces, of_part, strict=True):
+                self.slot_names[piece.shard.variable] = slots
 
     def go_on(self) -> tuple[object, object]:
         """Local: workers were lost, and the servers have this optimizer; what was under way, and may still arrive."""

@@ -15,6 +15,7 @@ from mpitrain.collectives.ordering import host_call, in_turn
 from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import UsageError
 from mpitrain.runtime import keras_private
+from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.arrays import State
 from mpitrain.strategies.parameter_server.hosted import slots_of
 from mpitrain.strategies.parameter_server.sending import Sending
@@ -89,7 +90,7 @@ class ServedOptimizer:
         for session in self._sessions.values():
             if not session.begun:
                 continue
-            state, iterations = self._client.state(session)
+            state, iterations = queries.state(self._client.channel, session)
             for slots, arrays in zip(self._slots(session), state, strict=True):
                 for slot, array in zip(slots, arrays[1:], strict=True):
                     slot.assign(array.reshape(tuple(slot.shape)))
@@ -116,13 +117,13 @@ class ServedOptimizer:
         for session in self._sessions.values():
             for position, other in enumerate(self.variables(session)):
                 if other is variable and session.begun and session.layout.plan.specs[position].sparse:
-                    return [self._client.rows(session, position, np.asarray(indices))]
+                    return [queries.rows(self._client.channel, session, position, np.asarray(indices))]
         return [variable.numpy()[indices]]  # nobody has begun: the servers will get these
 
     def counts(self) -> dict[str, Any]:
         """Local: what the servers have counted; empty before the first update."""
         begun = [session for session in self._sessions.values() if session.begun]
-        return self._client.counts(begun[-1]) if begun else {}
+        return queries.counts(self._client.channel, begun[-1]) if begun else {}
 
     # The update.
 

@@ -13,6 +13,7 @@ from mpitrain.errors import NonFiniteError, UsageError
 from mpitrain.reduction.finite import REMEDY
 from mpitrain.runtime import streams
 from mpitrain.strategies.all_reduce import AllReduce
+from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.client import Client
 from mpitrain.strategies.parameter_server.messages import ACTIVE, REQUEST, SAMPLES
 from mpitrain.strategies.parameter_server.sending import Sending
@@ -107,7 +108,7 @@ class ParameterServers(Strategy):
         self.join()
 
     def done(self) -> Mapping[int, int]:
-        return self.client.done()
+        return queries.done(self.client.channel)
 
     def _values(self, session: Sending) -> Sequence[Buffer]:
         optimizer = self._optimizers_served.get(session.number)

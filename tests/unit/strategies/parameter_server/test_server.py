@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
+from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.messages import Kind, Message
 from mpitrain.strategies.parameter_server.served import served_of
@@ -119,7 +120,7 @@ def train_rows(world: World, name: str) -> tuple[Any, Any, int]:
     session = client.sessions[0]
     asked = np.array([ROWS - 1, 0, 7])
     strategy_of(world).join()
-    np.testing.assert_array_equal(client.rows(session, 0, asked), table.numpy()[asked])
+    np.testing.assert_array_equal(queries.rows(client.channel, session, 0, asked), table.numpy()[asked])
     return table.numpy(), bias.numpy(), touched
 
 
@@ -220,7 +221,7 @@ def push_until_one_dies(
     while step < steps:
         if number == dying and step == deadly_step:
             client = client_of(world)
-            client._start(0, Message(Kind.PUSH, session=0, samples=1.0).pack())  # and no more
+            client.channel.start(0, Message(Kind.PUSH, session=0, samples=1.0).pack())  # and no more
             raise DeathError
         try:
             optimizer.apply([tf.constant(g) for g in gradients_of(number, step, SHAPES)], kept)
