@@ -85,7 +85,9 @@ def _of_texts(
     place: Callable[[int], str],
 ) -> Labels:
     if task == "regression":
-        raise DataError(f"{name}: labels are texts such as {values[0]!r}, no quantities: leave out --task regression")
+        raise DataError(
+            f"{name}: labels are texts such as {str(values[0])!r}, no quantities: leave out --task regression"
+        )
     found, codes = np.unique(values, return_inverse=True)
     if names is None:
         if len(found) * 2 > len(values) and len(found) > 2:

@@ -249,5 +249,12 @@ def test_the_rules_see_missing_docstrings() -> None:
     assert list(undocumented(tree.body)) == ["f (line 1)", "m (line 5)"]
 
 
+def test_unit_tests_stand_where_their_modules_do() -> None:
+    tests = Path(__file__).parent
+    found = [path.relative_to(tests) for path in tests.rglob("test_*.py") if path.parent != tests]
+    modules = [PACKAGE / path.parent / path.name.removeprefix("test_") for path in found]
+    assert [path for path in modules if not path.exists() and not path.with_suffix("").is_dir()] == []
+
+
 def test_type_checkers_are_told_that_the_package_is_annotated() -> None:
     assert (PACKAGE / "py.typed").is_file()

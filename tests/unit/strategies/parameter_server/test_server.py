@@ -22,7 +22,7 @@ from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import shrink
 from mpitrain.world.world import World
-from tests.unit.strategies.parameter_server.served_job import DeathError, gradients_of, run, samples_of
+from tests.unit.strategies.parameter_server.served_job import DeathError, check, gradients_of, run, samples_of, train
 
 SHAPES: list[tuple[int, ...]] = [(30, 3), (3,)]
 STEPS = 4
@@ -284,3 +284,21 @@ def test_the_last_worker_that_dies_ends_the_job() -> None:
 def test_what_does_not_go_on_without_a_worker_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(AgreedError, match=text):
         run(3, lambda world: None, dying=[2], **options)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "global_clipnorm": 0.5}),
+    ("Adam", {"clipnorm": 0.1, "amsgrad": True}),
+    ("AdamW", {"clipvalue": 0.2, "use_ema": True, "ema_momentum": 0.5}),
+    ("Nadam", {"global_clipnorm": 0.5}),
+    ("Adafactor", {"clipnorm": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{c[0]}-{len(c[1])}" for c in CASES])
+def test_updates_are_those_of_one_process(name: str, options: dict[str, Any]) -> None:
+    found = run(4, lambda world: train(world, name, options), servers="2", max_shard_bytes=200)
+    assert len(found) == 2
+    for one in found:
+        check(one, name, options, 2)
