@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
 from mpitrain.collectives.bucket import Bucket
-from mpitrain.collectives.engine import Averaging, Capabilities, CollectiveEngine, HostSide
+from mpitrain.collectives.engine import Averaging, CollectiveEngine, HostSide
 from mpitrain.collectives.host import Reduction
 from mpitrain.collectives.host_engine import HostEngine
 from mpitrain.world.world import World
@@ -20,9 +21,7 @@ class OneRankEngine(CollectiveEngine):
         world: of one rank.
     """
 
-    capabilities = Capabilities(
-        frozenset({"CPU", "GPU"}), HostEngine.capabilities.dtypes, HostEngine.capabilities.ops, True
-    )
+    capabilities = replace(HostEngine.capabilities, in_xla=True)
 
     def __init__(self, world: World) -> None:
         if world.size != 1:

@@ -41,7 +41,6 @@ class Agreed:
     """What the headers of one collective said.
 
     Attributes:
-        signature: of what all active ranks called, or None when every rank is joining or finished.
         samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
         reports: (size, REPORTS) float64, each rank's last reported numbers.
         requests: (size,) float64, each rank's `Agreement.request`.
@@ -51,7 +50,6 @@ class Agreed:
         call: what the active ranks call, where some rank is idle.
     """
 
-    signature: int | None
     samples: np.ndarray[tuple[int], np.dtype[np.float64]]
     reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
     requests: np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -186,7 +184,7 @@ class Agreement:
         """
         with self.turn.lock:
             agreed = self._gather(FINISHED if finished else JOINING, 0.0)
-            if agreed.signature is None:
+            if not agreed.active.any():
                 return agreed
             if finished:
                 self.missed()
@@ -231,16 +229,14 @@ class Agreement:
         all_told = self._all.copy()
         samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
-            return Agreed(what, samples_of_all, reports, requests, self._everyone)
+            return Agreed(samples_of_all, reports, requests, self._everyone)
         if CONTENDED in calls:
             if what > FINISHED:
                 self._raise_contended([call == CONTENDED for call in calls])
-            return Agreed(None, samples_of_all, reports, requests, ~self._everyone)
-        called = {call for call in calls if call > FINISHED}
-        if len(called) > 1:
+            return Agreed(samples_of_all, reports, requests, ~self._everyone)
+        if len({call for call in calls if call > FINISHED}) > 1:
             self._raise_mismatch(what)
         return Agreed(
-            called.pop() if called else None,
             samples_of_all,
             reports,
             requests,

@@ -132,7 +132,7 @@ class ParameterServers(Strategy):
         if self.in_step:
             table = answer.workers
             columns = (table[:, SAMPLES], table[:, REQUEST + 1 :], table[:, REQUEST])
-            self._agreed = Agreed(1, *columns, table[:, ACTIVE] > 0)
+            self._agreed = Agreed(*columns, table[:, ACTIVE] > 0)
 
     def look(self, session: Sending, bucket: int, arrays: Sequence[Buffer]) -> None:
         """Local: this worker's gradients are finite.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from mpitrain.collectives.registry import ENGINES, engine_of
+from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 from tests.contracts import compressor
-from tests.contracts.engine import WAYS, Check, Way, each_check, each_way
+from tests.contracts.engine import WAYS, Check, Way, check_average, check_factors, check_rows, each_check, each_way
 from tests.unit.job import run
 
 
@@ -25,6 +28,22 @@ def test_one_rank(name: str, check: Check, way: Way) -> None:
 def test_several_ranks(check: Check, size: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPITRAIN_ALL_REDUCE", "ring:65536:4")
     run(size, lambda world: check(engine_of(world), world, WAYS[way]))
+
+
+@pytest.mark.parametrize("check", [check_factors, check_rows, check_average])
+@pytest.mark.parametrize("name", ENGINES)
+def test_xla(name: str, check: Check) -> None:
+    compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+
+    def rank(world: World) -> None:
+        engine = engine_of(world, name)
+        if engine.capabilities.in_xla:
+            check(engine, world, compiled)
+        else:
+            with pytest.raises(AgreedError, match="has jit_compile=True"):
+                check(engine, world, compiled)
+
+    run(1, rank)
 
 
 @compressor.each_check

@@ -40,7 +40,7 @@ def update(own: Reducer, plan: BucketPlan, arrays: Sequence[Any], samples: float
 
 
 def agreed(samples: list[float], active: list[bool]) -> Agreed:
-    return Agreed(2, np.array(samples), np.zeros((len(samples), 3)), np.zeros(len(samples)), np.array(active))
+    return Agreed(np.array(samples), np.zeros((len(samples), 3)), np.zeros(len(samples)), np.array(active))
 
 
 @pytest.mark.parametrize(
