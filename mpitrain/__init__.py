@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # the same once more, for type checkers; `tests/unit/test_ref
     from mpitrain.collectives.operations import all_to_all as all_to_all
     from mpitrain.collectives.operations import broadcast as broadcast
     from mpitrain.collectives.operations import reduce_scatter as reduce_scatter
-    from mpitrain.strategies.parameter_server.servers import ParameterServer as ParameterServer
-    from mpitrain.strategies.parameter_server.servers import pull_rows as pull_rows
+    from mpitrain.strategies.parameter_server.programs import ParameterServer as ParameterServer
+    from mpitrain.strategies.parameter_server.programs import pull_rows as pull_rows
     from mpitrain.strategies.weighting import sample_count as sample_count
     from mpitrain.trainer.data import load_data as load_data
     from mpitrain.trainer.trainer import Trainer as Trainer
@@ -46,7 +46,7 @@ _HOME = {
     for module, names in {
         "collectives.objects": "all_gather_obj all_reduce_obj all_to_all_obj barrier broadcast_obj reduce_scatter_obj",
         "collectives.operations": "all_gather all_reduce all_to_all broadcast reduce_scatter",
-        "strategies.parameter_server.servers": "ParameterServer pull_rows",
+        "strategies.parameter_server.programs": "ParameterServer pull_rows",
         "strategies.weighting": "sample_count",
         "trainer.data": "load_data",
         "trainer.trainer": "Trainer",

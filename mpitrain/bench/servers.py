@@ -185,7 +185,7 @@ def _throughput(world: World, straggler: Straggler) -> dict[str, tuple[float, ..
     import keras
     import tensorflow as tf
 
-    from mpitrain.strategies.parameter_server.served import served_of
+    from mpitrain.strategies.parameter_server.worker_optimizer import served_of
     from mpitrain.strategies.strategy import strategy_of
     from mpitrain.training.optimizer import DistributedOptimizer
 

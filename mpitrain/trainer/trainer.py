@@ -25,7 +25,7 @@ from mpitrain.errors import AgreedError, DataError
 from mpitrain.observe.progress import ProgressDisplay
 from mpitrain.runtime import launcher
 from mpitrain.runtime.terminal import launchers_terminal
-from mpitrain.strategies.parameter_server.servers import ServerCounts, server_counts
+from mpitrain.strategies.parameter_server.counts import ServerCounts, server_counts
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.trainer.damage import locate_damaged_sample
 from mpitrain.trainer.data import load_data

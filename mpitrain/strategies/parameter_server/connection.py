@@ -16,7 +16,7 @@ from mpitrain.strategies.parameter_server.client import Client
 from mpitrain.strategies.parameter_server.messages import NEVER_LATE
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.roles import COLOCATED, Roles, roles
-from mpitrain.strategies.parameter_server.server import Server
+from mpitrain.strategies.parameter_server.server_loop import ServerLoop
 from mpitrain.strategies.parameter_server.strategy import ParameterServers, ServedOptimizer, servers_of
 from mpitrain.world import shrink
 from mpitrain.world.consensus import check_equal, run_on_all
@@ -49,16 +49,16 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     options = dataclasses.replace(options, whole_updates=survives)
     there, back = _ways(world, chosen)
 
-    def served(member: World) -> ParameterServers:
+    def make_strategy(member: World) -> ParameterServers:
         # What the workers do among themselves the watchdog sees, as if it were the job's.
         member.communicator.activity = world.activity
         client = Client(there, back, chosen, options, member.agreement, world.hosts)
         return ParameterServers(member, client, _serve_optimizer)
 
-    member = group(world, chosen.workers, world.faults, served)
+    member = group(world, chosen.workers, world.faults, make_strategy)
     if survives:
         shrink.bind(world, member, chosen.servers)
-    server = Server(there, back, chosen, options) if world.rank in chosen.servers else None
+    server = ServerLoop(there, back, chosen, options) if world.rank in chosen.servers else None
     if member is None:
         if server is not None:
             _serve(world, server, chosen)
@@ -74,9 +74,9 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
 
 
 def _serve_optimizer(optimizer: Any, title: str, strategy: ParameterServers) -> ServedOptimizer:
-    from mpitrain.strategies.parameter_server import served  # loads Keras
+    from mpitrain.strategies.parameter_server import worker_optimizer  # loads Keras
 
-    return served.ServedOptimizer(optimizer, title, strategy)
+    return worker_optimizer.WorkerOptimizer(optimizer, title, strategy)
 
 
 def is_served(world: World) -> bool:
@@ -124,7 +124,7 @@ def _stop(client: Client) -> None:
         client.stop()
 
 
-def _serve(world: World, server: Server, chosen: Roles) -> None:
+def _serve(world: World, server: ServerLoop, chosen: Roles) -> None:
     """Local: until all workers are done. What signals ask for, the workers answer."""
 
     def request(number: int) -> None:
@@ -144,7 +144,7 @@ def _serve(world: World, server: Server, chosen: Roles) -> None:
         world.activity.position = max(before, server.position)
 
 
-def _is_served_to_the_end(world: World, server: Server, chosen: Roles) -> bool:
+def _is_served_to_the_end(world: World, server: ServerLoop, chosen: Roles) -> bool:
     """Local; collective among the ranks that are left when a worker is lost. Whether all workers are done."""
     before = [number for number in world.numbers if number in chosen.workers]
     try:

@@ -27,7 +27,7 @@ class Session:
         servers: how many there are.
         workers: how many there are.
         options: how they are updated.
-        traced: see `HostedPart`.
+        traced: see `ServerPart`.
         answer: sends a part to a worker: called with (session, worker, part, dropped).
         add_up: sums an array over some servers.
 
@@ -50,12 +50,12 @@ class Session:
         answer: Answering,
         add_up: Callable[[Buffer, Sequence[int]], Buffer],
     ) -> None:
-        from mpitrain.strategies.parameter_server.hosted import HostedPart  # loads Keras
+        from mpitrain.strategies.parameter_server.server_parts import ServerPart  # loads Keras
 
         self.number, self.setup = number, setup
         self.layout, self.specs = layout(setup, servers, options), specs_of(setup)
         self.own = self.layout.of_server(server)
-        self.parts = {part: HostedPart(self.layout.parts[part], self.specs, setup, traced) for part in self.own}
+        self.parts = {part: ServerPart(self.layout.parts[part], self.specs, setup, traced) for part in self.own}
         self.answered: dict[int, int] = {}
         self.seen: dict[tuple[int, int], int] = {}
         self.pushed: dict[tuple[int, int], Buffer] = {}

@@ -25,7 +25,7 @@ LOOKED_AT_BYTES = 1 << 20
 
 
 class ServedOptimizer(Protocol):
-    """An optimizer whose updates are made by servers: `served.ServedOptimizer`, which needs Keras."""
+    """An optimizer whose updates are made by servers: `worker_optimizer.WorkerOptimizer`, which needs Keras."""
 
     def variables(self, session: Sending) -> Sequence[Any]:
         """Local: of which the gradients are."""

@@ -18,7 +18,7 @@ from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
-from mpitrain.strategies.parameter_server.served import served_of
+from mpitrain.strategies.parameter_server.worker_optimizer import served_of
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer

@@ -15,8 +15,8 @@ from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
 from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.connection import client_of
 from mpitrain.strategies.parameter_server.messages import Kind, Message
-from mpitrain.strategies.parameter_server.served import served_of
-from mpitrain.strategies.parameter_server.servers import pull_rows
+from mpitrain.strategies.parameter_server.programs import pull_rows
+from mpitrain.strategies.parameter_server.worker_optimizer import served_of
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.optimizer import DistributedOptimizer

@@ -17,7 +17,7 @@ from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.shards import Part, Shard
 
 
-class HostedShard:
+class ServerShard:
     """Some rows of a variable, with an optimizer of their own.
 
     One optimizer for each shard: then what belongs to which variable is plain, whatever the optimizer is.
@@ -70,7 +70,7 @@ class HostedShard:
             variable.assign(array.reshape(tuple(variable.shape)))
 
 
-class HostedPart:
+class ServerPart:
     """All shards of one part.
 
     Args:
@@ -85,7 +85,7 @@ class HostedPart:
         self.part = part
         self.version = 0  # of updates of rows
         self.shards = [
-            HostedShard(specs[shard.variable], _rows(specs[shard.variable], shard), setup, shard.variable)
+            ServerShard(specs[shard.variable], _rows(specs[shard.variable], shard), setup, shard.variable)
             for shard in (piece.shard for piece in part.pieces)
         ]
         self._changed = np.zeros(self.shards[0].shape[0] if part.sparse else 0, np.int64)
@@ -180,12 +180,12 @@ class _ByRows:
     """
 
     def __init__(
-        self, specs: Sequence[TensorSpec], part: Part, setup: Mapping[str, Any], whole: HostedShard, traced: bool
+        self, specs: Sequence[TensorSpec], part: Part, setup: Mapping[str, Any], whole: ServerShard, traced: bool
     ) -> None:
         self._traced = traced
         position = part.pieces[0].shard.variable
         self._spec, self._setup, self._position, self._whole = specs[position], setup, position, whole
-        self._tables: dict[int, tuple[HostedShard, Any]] = {}
+        self._tables: dict[int, tuple[ServerShard, Any]] = {}
 
     def update(self, values: Buffer, indices: Buffer) -> None:
         """Local: as `HostedPart.update_rows`."""
@@ -194,7 +194,7 @@ class _ByRows:
             return
         size = 1 << max(3, int(len(indices) - 1).bit_length())
         if size not in self._tables:
-            shard = HostedShard(self._spec, size, self._setup, self._position)
+            shard = ServerShard(self._spec, size, self._setup, self._position)
             run = self._run(shard)
             self._tables[size] = shard, tf.function(run, autograph=False) if self._traced else run
         gradient = np.zeros((size, *values.shape[1:]), values.dtype)
@@ -203,7 +203,7 @@ class _ByRows:
         padded[: len(indices)] = indices
         self._tables[size][1](tf.constant(gradient), tf.constant(padded), tf.constant(len(indices), tf.int32))
 
-    def _run(self, table: HostedShard) -> Any:
+    def _run(self, table: ServerShard) -> Any:
         whole = self._whole
         rows = whole.shape[0]
         pairs = [(whole.variable, table.variable), *zip(whole.slots, table.slots, strict=True)]

@@ -17,8 +17,8 @@ from mpitrain.errors import UsageError
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.arrays import State
-from mpitrain.strategies.parameter_server.hosted import slots_of
 from mpitrain.strategies.parameter_server.sending import Sending
+from mpitrain.strategies.parameter_server.server_parts import slots_of
 from mpitrain.strategies.parameter_server.setup import refuse, setup_for
 from mpitrain.strategies.parameter_server.strategy import ParameterServers
 from mpitrain.strategies.weighting import current_samples
@@ -26,7 +26,7 @@ from mpitrain.strategies.weighting import current_samples
 ATTRIBUTE = "_mpitrain_served"
 
 
-class ServedOptimizer:
+class WorkerOptimizer:
     """An optimizer on a worker: its gradients go to the servers, and new values come back.
 
     It stays plain Keras; its slots are those of the servers when it is saved.
@@ -98,7 +98,7 @@ class ServedOptimizer:
 
     @tf.autograph.experimental.do_not_convert
     def pull_rows(self, variable: Any, indices: Any) -> Any:
-        """Local: see `servers.pull_rows`."""
+        """Local: see `programs.pull_rows`."""
         target = variable.value if isinstance(variable, keras.Variable) else variable
         indices = tf.cast(tf.reshape(indices, [-1]), tf.int64)
 
@@ -244,7 +244,7 @@ def _shaped(outputs: Sequence[Any], bucket: Any, gradients: Sequence[Any]) -> li
     return list(outputs)
 
 
-def served_of(optimizer: Any) -> ServedOptimizer | None:
+def served_of(optimizer: Any) -> WorkerOptimizer | None:
     """Local: what parameter servers do for an optimizer, if they do."""
-    found: ServedOptimizer | None = optimizer.__dict__.get(ATTRIBUTE)
+    found: WorkerOptimizer | None = optimizer.__dict__.get(ATTRIBUTE)
     return found

@@ -29,7 +29,7 @@ SPIN_SECONDS = 3e-4
 LONGEST_NAP_SECONDS = 2e-4
 
 
-class Server:
+class ServerLoop:
     """One server.
 
     Args:
