@@ -75,7 +75,7 @@ class Option:
     @property
     def environment(self) -> str | None:
         """The environment variable, where there is one."""
-        return f"MPITRAIN_{self.name.upper()}" if self.variable else None
+        return variable(self.name) if self.variable else None
 
     @property
     def label(self) -> str:
@@ -106,6 +106,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def variable(name: str) -> str:
+    """Local: the environment variable of an option."""
+    return f"MPITRAIN_{name.upper()}"
+
+
 @functools.cache
 def options(kind: type, command: str | None = None) -> dict[str, Option]:
     """Local: the options of a dataclass and of those in its fields, by their names.
@@ -122,14 +127,14 @@ def options(kind: type, command: str | None = None) -> dict[str, Option]:
                 told = {**rules, "needs": (*rules.get("needs", ()), *one.needs)}
                 found[name] = dataclasses.replace(one, default=defaults.get(name, one.default), **told)
         elif "option" in item.metadata:
-            one = own(kind)[item.name]
+            one = own_options(kind)[item.name]
             if command is None or one.commands is None or command in one.commands:
                 found[one.name] = one
     return found
 
 
 @functools.cache
-def own(kind: type) -> dict[str, Option]:
+def own_options(kind: type) -> dict[str, Option]:
     """Local: the options of a dataclass without those of others, by the names of its fields."""
     hints = get_type_hints(kind)
     return {
@@ -143,7 +148,7 @@ def own(kind: type) -> dict[str, Option]:
     }
 
 
-def made(kind: type[Room], found: Mapping[str, Any]) -> Room:
+def build(kind: type[Room], found: Mapping[str, Any]) -> Room:
     """Local: an object of the dataclass.
 
     Args:
@@ -151,20 +156,20 @@ def made(kind: type[Room], found: Mapping[str, Any]) -> Room:
         found: values of options, by their names; more than are its own do no harm.
     """
     table: type = kind
-    arguments = {name: found[one.name] for name, one in own(table).items() if one.name in found}
+    arguments = {name: found[one.name] for name, one in own_options(table).items() if one.name in found}
     for item in dataclasses.fields(table):
         if "given" in item.metadata:
             given = {name: found[name] for name in options(item.metadata["room"]) if name in found}
             arguments[item.name] = {**item.metadata["defaults"], **given}
         elif "room" in item.metadata:
-            arguments[item.name] = made(item.metadata["room"], found)
+            arguments[item.name] = build(item.metadata["room"], found)
     return kind(**arguments)
 
 
 def values(chosen: Any) -> dict[str, Any]:
     """Local: the value of each option of an object, by its name."""
     kind: type = type(chosen)
-    found = {one.name: getattr(chosen, name) for name, one in own(kind).items()}
+    found = {one.name: getattr(chosen, name) for name, one in own_options(kind).items()}
     for item in dataclasses.fields(chosen):
         if "room" in item.metadata:
             value = getattr(chosen, item.name)
@@ -179,7 +184,7 @@ def check_values(chosen: Any) -> None:
         UsageError: one may not.
     """
     kind: type = type(chosen)
-    for name, one in own(kind).items():
+    for name, one in own_options(kind).items():
         if getattr(chosen, name) is not None:
             check(name, one, getattr(chosen, name))
 

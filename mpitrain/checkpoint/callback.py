@@ -25,7 +25,7 @@ from mpitrain.checkpoint.resume import Resumption, differences, position_among, 
 from mpitrain.checkpoint.stop import StopRequest, where_from
 from mpitrain.checkpoint.store import Quality, Store
 from mpitrain.checkpoint.writer import BackgroundWriter
-from mpitrain.config import own
+from mpitrain.config import own_options
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import keras_private, marks
 from mpitrain.strategies.strategy import strategy_of
@@ -92,7 +92,7 @@ class Checkpoint(keras.callbacks.Callback):
     ) -> None:
         arguments = locals()
         super().__init__()
-        chosen = {name: arguments[name] for name in own(CheckpointOptions)}
+        chosen = {name: arguments[name] for name in own_options(CheckpointOptions)}
         self._world = world or current_world()
         self._options = CheckpointOptions(Path(directory), run=run or {}, **chosen)
         self._store = Store(self._options.directory, keep)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import given_of, made, options, room
+from mpitrain.config import build, given_of, options, room
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.options import MachineOptions
 from mpitrain.world.start import init
@@ -35,5 +35,5 @@ def start(arguments: argparse.Namespace, **others: Any) -> World:
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """
-    chosen = made(RankOptions, vars(arguments))
+    chosen = build(RankOptions, vars(arguments))
     return init(**{**chosen.machine.arguments(), **chosen.faults, **others})

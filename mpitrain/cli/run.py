@@ -22,6 +22,7 @@ from mpitrain.cli.main import parsed
 from mpitrain.cli.parser import Parser
 from mpitrain.config import read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
+from mpitrain.faults.options import SHRINK
 from mpitrain.launch import allocation, dialect, restart_policy
 from mpitrain.launch.commands import Command
 from mpitrain.launch.daemonless.starter import is_here
@@ -32,7 +33,7 @@ from mpitrain.launch.preflight import find_unreached
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.restart import run_with_restarts, tell
 from mpitrain.launch.restart_policy import ABORT, RESTART, RESTARTS, NextAttempt, Restarts
-from mpitrain.launch.shrink import SHRINK, SURVIVED, allow_shrink
+from mpitrain.launch.shrink import SURVIVED, allow_shrink
 from mpitrain.launch.shrink import promise as survival_promise
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.cli.parser import Parser
-from mpitrain.config import made, options
+from mpitrain.config import build, options
 from mpitrain.errors import AgreedError
 from mpitrain.observe.ranks import places, table
 from mpitrain.scripts.options import ScriptOptions
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         AgreedError: on every rank, for what the user can mend.
     """
     given = {name: value for name, value in vars(arguments).items() if name in options(ScriptOptions, "script")}
-    chosen = made(ScriptOptions, given)
+    chosen = build(ScriptOptions, given)
     servers = chosen.exchange.servers
     # Scripts for Horovod take the GPU of their local rank themselves.
     device = "all" if chosen.as_horovod and chosen.machine.device == "auto" else chosen.machine.device

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpitrain.config import MOST, check_needs, from_environment, made, option
+from mpitrain.config import MOST, build, check_needs, from_environment, option
 from mpitrain.errors import UsageError
 
 STALL_EXIT_CODE = 75
@@ -67,7 +67,7 @@ class FaultOptions:
         Raises:
             UsageError: a value is not one of those it may be.
         """
-        found = made(cls, from_environment(cls, environ, given))
+        found = build(cls, from_environment(cls, environ, given))
         check_needs(found, [name for name, value in given.items() if value is not None])
         return found
 

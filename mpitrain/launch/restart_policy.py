@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpitrain.errors import UsageError
+from mpitrain.faults.options import SHRINK
 from mpitrain.launch.request import Request
-from mpitrain.launch.shrink import SHRINK
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
 from mpitrain.launch.verdict import lost_hosts
 from mpitrain.runtime.hostfile import same_hosts

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpitrain.config import variable
 from mpitrain.errors import UsageError
+from mpitrain.faults.options import SHRINK
 from mpitrain.launch.job import LaunchJob
 
-SHRINK = "shrink"
 HOSTS, RANKS = SURVIVED = ("hosts", "ranks")
-# Read by the ranks, see `mpitrain.faults.options`.
-POLICY_VARIABLE, LEAST_VARIABLE = "MPITRAIN_ON_FAILURE", "MPITRAIN_MIN_NP"
 # Open MPI 5: user-level failure mitigation; and no waiting for the lost at the end, which without that may take for
 # ever if a host has lost its last rank.
 FAULT_TOLERANCE = ("--with-ft", "ulfm", "--mca", "ompi_async_mpi_finalize", "1")
@@ -43,7 +42,7 @@ def allow_shrink(job: LaunchJob, min_ranks: int, survived: str | None = None) ->
     if survived == HOSTS and why_not:
         raise UsageError(f"--survive hosts: {why_not}")
     by_ssh = job.allocation is None or job.allocation.system in BY_SSH
-    variables = {POLICY_VARIABLE: SHRINK, LEAST_VARIABLE: str(min_ranks)}
+    variables = {variable("on_failure"): SHRINK, variable("min_np"): str(min_ranks)}
     request = dataclasses.replace(
         job.request,
         environment={**job.request.environment, **variables},

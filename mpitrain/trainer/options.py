@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.checkpoint.options import CheckpointOptions
-from mpitrain.config import MOST, Option, check_needs, from_file, given_of, made, option, options, read, room
+from mpitrain.config import MOST, Option, build, check_needs, from_file, given_of, option, options, read, room
 from mpitrain.errors import UsageError
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.options import MachineOptions
@@ -93,7 +93,7 @@ def merge(command_line: Mapping[str, Any], file: Mapping[str, Any] | None = None
     """
     found = from_file(file or {}, source, known())
     found |= {name: read(known()[name].flag, known()[name], value) for name, value in command_line.items()}
-    config = dataclasses.replace(made(TrainConfig, found), given=frozenset(found))
+    config = dataclasses.replace(build(TrainConfig, found), given=frozenset(found))
     default_job = (config.data, config.model, config.optimizer) == ("digits", "cnn", "adam")
     settings = {name: value for name, value in DEFAULT_JOB.items() if default_job and name not in found}
     return dataclasses.replace(config, **settings)

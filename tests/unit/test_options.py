@@ -20,7 +20,7 @@ import mpitrain
 from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.cli import script
 from mpitrain.cli.parser import Parser
-from mpitrain.config import made, options, own, read_file
+from mpitrain.config import build, options, own_options, read_file
 from mpitrain.data.load import OPTIONS, load
 from mpitrain.errors import DataError, UsageError
 from mpitrain.faults.options import FaultOptions
@@ -201,7 +201,7 @@ def parameters(function: Any) -> dict[str, Any]:
 
 def test_arguments_of_init_are_those_of_the_tables() -> None:
     given = parameters(mpitrain.init)
-    machine = {name: one.default for name, one in own(MachineOptions).items() if not name.endswith("_threads")}
+    machine = {name: one.default for name, one in own_options(MachineOptions).items() if not name.endswith("_threads")}
     assert given == machine | {"threads": None} | dict.fromkeys(options(FaultOptions, "init"))
 
 
@@ -214,14 +214,16 @@ def test_arguments_of_init_are_those_of_the_tables() -> None:
 )
 def test_arguments_of_classes_are_those_of_their_tables(public: Any, table: type, others: set[str]) -> None:
     given = parameters(public)
-    assert given.keys() == own(table).keys() | others
-    defaults = {name: None if one.default is None else one.kind(given[name]) for name, one in own(table).items()}
-    assert defaults == {name: one.default for name, one in own(table).items()}
+    assert given.keys() == own_options(table).keys() | others
+    defaults = {
+        name: None if one.default is None else one.kind(given[name]) for name, one in own_options(table).items()
+    }
+    assert defaults == {name: one.default for name, one in own_options(table).items()}
 
 
 def test_arguments_of_parameter_servers_reach_them() -> None:
     words = {str: "x", int: 7}
-    given: dict[str, Any] = {name: words[one.kind] for name, one in own(ServerOptions).items()}
+    given: dict[str, Any] = {name: words[one.kind] for name, one in own_options(ServerOptions).items()}
     assert mpitrain.ParameterServer(**given).options == ServerOptions(**given)
 
 
@@ -246,7 +248,7 @@ def test_every_option_of_scripts_has_a_row() -> None:
 def test_options_of_scripts_that_need_others(name: str) -> None:
     def check(words: str) -> None:
         given = vars(script_parser().parse_args(shlex.split(words)))
-        made(ScriptOptions, given).check(frozenset(given))
+        build(ScriptOptions, given).check(frozenset(given))
 
     value = NOT_FOR_HOROVOD.get(name, NEEDING.get(name, ("",))[0])
     option = flag(name) if value is True else f"{flag(name)} {value}"
@@ -261,7 +263,7 @@ def test_options_of_scripts_that_need_others(name: str) -> None:
 def test_defaults_of_scripts_are_those_of_the_job() -> None:
     arguments = vars(script_parser().parse_args([]))
     assert arguments == {}
-    chosen, job_options = made(ScriptOptions, arguments), TrainConfig()
+    chosen, job_options = build(ScriptOptions, arguments), TrainConfig()
     assert (chosen.exchange, chosen.machine) == (job_options.exchange, job_options.machine)
     assert (chosen.batch_size_is, chosen.output) == ("rank", job_options.output)
     assert (chosen.faults, job_options.faults) == ({}, {"non_finite": "stop"})

@@ -19,7 +19,7 @@ from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.cli import doctor, run, serve
 from mpitrain.cli.machine import RankOptions
 from mpitrain.cli.parser import Parser
-from mpitrain.config import Option, options, own
+from mpitrain.config import Option, options, own_options
 from mpitrain.faults.options import FaultOptions
 from mpitrain.scripts.options import ScriptOptions
 from mpitrain.strategies.parameter_server.options import ServerOptions
@@ -55,7 +55,7 @@ def python_of(name: str) -> str:
         return "`init(threads=)`"
     classes = {mpitrain.ParameterServer: ServerOptions, mpitrain.callbacks.Checkpoint: CheckpointOptions}
     for public, table in classes.items():
-        argument = next((argument for argument, one in own(table).items() if one.name == name), None)
+        argument = next((argument for argument, one in own_options(table).items() if one.name == name), None)
         if argument is not None:
             return f"`{public.__name__}({argument}=)`"
     return ""
@@ -153,7 +153,7 @@ def test_type_checkers_see_the_public_names() -> None:
 def undescribed(name: str, thing: Any) -> list[str]:
     """The arguments of a function or class that its documentation does not tell of, nor its table of options."""
     told, kind = inspect.getdoc(thing) or "", thing if isinstance(thing, type) else type(None)
-    known = {"self", *(own(kind) if dataclasses.is_dataclass(kind) else ())}
+    known = {"self", *(own_options(kind) if dataclasses.is_dataclass(kind) else ())}
     return [
         f"{name}({one})" for one in inspect.signature(thing).parameters if one not in known and f" {one}: " not in told
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.config import own
+from mpitrain.config import own_options
 from mpitrain.strategies.parameter_server.connection import connect
 from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.worker_optimizer import served_of
@@ -56,7 +56,7 @@ class ParameterServer:
         world: World | None = None,
     ) -> None:
         arguments = locals()
-        chosen = {name: arguments[name] for name in own(ServerOptions)}
+        chosen = {name: arguments[name] for name in own_options(ServerOptions)}
         self.options = ServerOptions(**{**chosen, "servers": str(servers)})
         self._world = world
 
