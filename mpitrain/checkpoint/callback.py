@@ -21,6 +21,7 @@ from mpitrain.checkpoint.counters import counters_of, learning_rate_of, scale_le
 from mpitrain.checkpoint.files import Array, Snapshot
 from mpitrain.checkpoint.model_file import save_keras
 from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
+from mpitrain.checkpoint.requests import SAVE, Requests
 from mpitrain.checkpoint.resume import Resumption, differences, position_among, resumption, tell
 from mpitrain.checkpoint.stop import StopRequest, where_from
 from mpitrain.checkpoint.store import Quality, Store
@@ -28,14 +29,11 @@ from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.config import own_options
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import keras_private, marks
-from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.model_hook import mark_synchronized
 from mpitrain.training.optimizer import hook_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
-
-SAVE = 1  # in `Agreement.request`; the number of a signal stands in the bits above
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -97,7 +95,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._options = CheckpointOptions(Path(directory), run=run or {}, **chosen)
         self._store = Store(self._options.directory, keep)
         self._callbacks, self._dealt, self._writer = list(callbacks), dealt, BackgroundWriter(tell)
-        self._leaving = StopRequest(self._world, grace_seconds, self._tell_wishes)
+        self._requests = Requests(self._world, lambda: self._writer.busy, lambda: self._leaving.number)
+        self._leaving = StopRequest(self._world, grace_seconds, self._requests.tell)
         self._resumed = resumption(self._options, self._store, self._world.communicator)
         self.position, self.finished = Position(), False
         if self._resumed is not None:
@@ -109,11 +108,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._now = self.position
         self._history: dict[str, list[float]] = {}
         self._best: Quality | None = None
-        self._wanted = False
         self._last_seconds = 0.0
-        self._seen: Any = None
         self._learning_rate: float | None = None
-        self._in_step = False  # all ranks come to the end of each step
         self._saved: Position | None = None
         self._arrays: dict[str, Array] = {}
         self._is_resumed_epoch = self._resumed is not None
@@ -142,12 +138,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._refuse_unfit()
         steps = self._world.communicator.all_gather_obj(self.params.get("steps"))
         alike = steps[0] is not None and steps.count(steps[0]) == len(steps)
-        self._in_step = self.model.steps_per_execution == 1 or alike
+        self._requests.begin(self.model.steps_per_execution == 1 or alike)
         self._learning_rate = learning_rate_of(self.model.optimizer)
         if self._resumed is not None:
             self._restore(self._resumed)
         self._last_seconds = time.monotonic()
-        self._seen = strategy_of(self._world).agreed  # of a `fit` before, if any
         self._leaving.begin()
         self._plan()
 
@@ -176,7 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._resumed is not None:
             state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
             self._resumed = None
-        self._answer(self._wishes_after_step())
+        self._answer(self._requests_after_step())
         self._plan()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -195,12 +190,12 @@ class Checkpoint(keras.callbacks.Callback):
         better = quality is not None and (self._best is None or quality.cost < self._best.cost)
         last = epoch + 1 == self.params.get("epochs") or self.model.stop_training
         if self._world.is_root:
-            self._wanted |= better or last or self._options.every == "epoch"
+            self._requests.save |= better or last or self._options.every == "epoch"
             if last:
                 self._writer.wait()
-            elif self._wanted and self._writer.busy:
+            elif self._requests.save and self._writer.busy:
                 tell(f"no checkpoint of epoch {epoch + 1}: the one before is still being written")
-        self._answer(self._wishes_now(f"end of epoch {epoch + 1}"), quality)
+        self._answer(self._requests.now(f"end of epoch {epoch + 1}"), quality)
         if better and self._saved == self._now:
             self._best = quality
         self._plan()
@@ -209,14 +204,14 @@ class Checkpoint(keras.callbacks.Callback):
         """Collective: wait until everything is written; leave, if a signal has come meanwhile."""
         if self._world.is_root:
             self._writer.wait()
-        self._wanted = False
-        self._answer(self._wishes_now("end of training"))
+        self._requests.save = False
+        self._answer(self._requests.now("end of training"))
         self.close()
 
     def close(self) -> None:
         """Local: signals do what they did before `fit`; what is being written is finished."""
         self._leaving.end()
-        self._world.agreement.request = 0
+        self._requests.clear()
 
     # What is to be done.
 
@@ -226,38 +221,20 @@ class Checkpoint(keras.callbacks.Callback):
             every, seconds = self._options.every_steps, self._options.every_seconds
             after_next = self._now.steps + self.model.steps_per_execution
             if every is not None:
-                self._wanted |= after_next // every > self._now.steps // every
+                self._requests.save |= after_next // every > self._now.steps // every
             if seconds is not None:
-                self._wanted |= time.monotonic() - self._last_seconds >= seconds
-        self._tell_wishes()
+                self._requests.save |= time.monotonic() - self._last_seconds >= seconds
+        self._requests.tell()
 
-    def _tell_wishes(self) -> None:
-        """Local: into the next header. Called on two threads, always with both wishes."""
-        save = SAVE if self._wanted and not self._writer.busy else 0
-        self._world.agreement.request = save | self._leaving.number << 1
-
-    def _wishes_after_step(self) -> list[int]:
-        """Local: what all ranks wished in the header of this step, if all of them have come to its end."""
-        if self._is_nearly_over():
-            return []
-        if not self._world.exchanges:
-            return [self._world.agreement.request]
-        agreed = strategy_of(self._world).agreed
-        if agreed is None or agreed is self._seen or not self._in_step or not agreed.active.all():
-            return []  # ranks without data stand elsewhere: the end of the epoch is near
-        self._seen = agreed
-        return [int(request) for request in agreed.requests]
+    def _requests_after_step(self) -> list[int]:
+        """Local: what all ranks wanted at this step, if they are going to make another."""
+        return [] if self._is_nearly_over() else self._requests.after_step()
 
     def _is_nearly_over(self) -> bool:
         """Local: whether the epoch ends in less than a step, so that not every rank would have data to go on with."""
         if self._dealt is not None:
             return self._dealt.samples - self._now.samples < self._world.size
         return bool(self._now.step == self.params.get("steps"))
-
-    def _wishes_now(self, when: str) -> list[int]:
-        """Collective: what all ranks wish."""
-        self._tell_wishes()
-        return [int(request) for request in self._world.agreement.call(f"{when}, with checkpoints").requests]
 
     def _answer(self, requests: Sequence[int], quality: Quality | None = None) -> None:
         """Collective when there is anything to do: the same on all ranks, since they got the same requests."""
@@ -282,16 +259,16 @@ class Checkpoint(keras.callbacks.Callback):
         if self._world.is_root:
             what = f"a checkpoint is in {self._store.directory}" if saved else "NO CHECKPOINT COULD BE WRITTEN"
             tell(f"{where_from(signals, self._world.hosts)}; all ranks have stopped at {self._now}; {what}")
-        self._world.agreement.request = 0
+        self._requests.clear()
         raise self._leaving.leave(number, saved)
 
     # What is written.
 
     def _save(self, quality: Quality | None) -> None:
         """Collective: take a snapshot, and let rank 0 write it while training goes on."""
-        # Nothing is being written now: see `_tell_wishes` and `_leave`.
+        # Nothing is being written now: see `Requests.tell` and `_leave`.
         arrays = self._arrays = state.capture(self.model, self._world, self._arrays)
-        self._wanted, self._saved, self._last_seconds = False, self._now, time.monotonic()
+        self._requests.save, self._saved, self._last_seconds = False, self._now, time.monotonic()
         if not self._world.is_root:
             return
         info = {
