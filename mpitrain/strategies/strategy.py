@@ -110,7 +110,7 @@ class Exchange(Protocol):
         return
 
 
-class Strategy(Exchange, Policy, Protocol):
+class Strategy(Exchange, Policy):
     """What the ranks of a `World` exchange, and when. A World has one, made when it starts; loads no TensorFlow then.
 
     Derive from it. `update` is all that has to be written; what else has a body is right where ranks make each update
