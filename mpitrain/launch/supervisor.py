@@ -48,7 +48,7 @@ class Plan:
         start_timeout_seconds: in which all ranks must have met.
         grace_seconds: between a signal that ends the job and SIGKILL.
         output: directory for the output of each rank, or None.
-        survives_hosts: once ranks have met, the job goes on when a host is lost.
+        shrinks_by_hosts: once ranks have met, the job goes on when a host is lost.
     """
 
     argv: tuple[str, ...]

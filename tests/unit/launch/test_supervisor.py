@@ -20,13 +20,13 @@ SECRET = "00ff"
 DRIVER = """
 import contextlib, json, os, sys
 from pathlib import Path
-from mpitrain.launch.ssh_program import Agent
+from mpitrain.launch.ssh_program import SshProgram
 from mpitrain.launch.ssh import Ssh
 from mpitrain.launch.supervisor import Plan, Supervisor
 options = json.loads(sys.argv[1])
 script, ssh, output = options.pop("script"), options.pop("ssh", None), options.pop("output", None)
 with contextlib.ExitStack() as stack:
-    agent = stack.enter_context(Agent(Ssh((ssh,)))) if ssh else None
+    agent = stack.enter_context(SshProgram(Ssh((ssh,)))) if ssh else None
     environ = {**os.environ, "AGENT": str(agent.path) if agent else ""}
     plan = Plan(("/bin/sh", "-c", script), environ, "00ff", output=output and Path(output), **options)
     outcome = Supervisor(plan, agent).run()
