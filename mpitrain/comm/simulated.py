@@ -14,7 +14,7 @@ from mpitrain.comm.communicator import UFUNCS, Buffer, Communicator, Op
 from mpitrain.faults.activity import Activity
 
 Result = TypeVar("Result")
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 180.0
 
 
 class _Done:
