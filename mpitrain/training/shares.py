@@ -23,6 +23,7 @@ from mpitrain.runtime.keras_private import patch
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
+from mpitrain.training.counting import current_share
 from mpitrain.training.row_losses import RowLosses
 from mpitrain.training.step_collectives import StepCollectives
 from mpitrain.world.world import World
@@ -228,16 +229,18 @@ class Step:
     def weight(self, metric: Any, values: Any, sample_weight: Any) -> Any:
         """Collective where it needs the samples of all ranks: the weight of what a metric is given.
 
-        Keras counts each batch once in the loss of one output, and in a metric whose function returns one number: so
-        each rank counts as the part of the batch it has.
+        Keras counts each batch once in the loss of one output, and in a metric whose function returns one number; and
+        a script, in a number that it gives to a `Mean` or `Sum`. So each rank counts as the part of the batch it has.
         """
-        by_batch = keras_private.trackers_of_outputs(self._shares.model)
-        by_batch += [metric] if isinstance(metric, keras.metrics.MeanMetricWrapper) else []
-        if self._shares.loss_is != "whole" or sample_weight is not None or metric not in by_batch:
+        if sample_weight is not None or len(getattr(values, "shape", ())) or current_share() is not None:
             return sample_weight
-        if len(keras.ops.shape(values)):
-            return None
-        return tf.math.divide_no_nan(self._samples, self._samples * self._ranks())
+        if metric in keras_private.trackers_of_outputs(self._shares.model) or isinstance(
+            metric, keras.metrics.MeanMetricWrapper
+        ):
+            counts = self._shares.loss_is == "whole"
+        else:
+            counts = self._training and not self._shares.served
+        return tf.math.divide_no_nan(self._samples, self._total()) if counts else None
 
     def of_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Local: what a metric computes by; collective when called, where a number comes out: that of all rows then."""
@@ -270,10 +273,14 @@ class Step:
         """Collective, once in a step: the factor that makes the weighted mean over ranks a sum."""
         if self.adds_gradients():
             return tf.ones((), tf.float64)
+        return tf.math.divide_no_nan(self._total(), self._samples)
+
+    def _total(self) -> tf.Tensor:
+        """Collective, once in a step: the samples of all ranks."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         if self._of_all is None or self._of_all[0] is not graph:
             self._of_all = graph, self._collectives.total(self._samples)
-        return tf.math.divide_no_nan(self._of_all[1], self._samples)
+        return self._of_all[1]
 
     def _times(self, value: Any, factor: tf.Tensor) -> Any:
         return value * tf.cast(factor, value.dtype)
@@ -375,6 +382,7 @@ def _install() -> None:
 
     patch(keras.losses.Loss, "__call__", call)
     patch(keras.metrics.Mean, "update_state", update_state)
+    patch(keras.metrics.Sum, "update_state", update_state)
     patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
     patch(keras_private.loss, keras_private.REDUCTION, reduce)
     patch(keras.Model, "compute_loss", compute_loss)

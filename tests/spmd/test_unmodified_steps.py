@@ -190,6 +190,14 @@ def test_batches_of_few_rows_count_in_accumulated_gradients_as_in_one_process(di
     same(trained(KINDS["arrays"], accumulate=3), expected)
 
 
+def test_numbers_of_batches_that_are_dealt_out_count_once_a_step(divided: Any) -> None:
+    """The last step has fewer rows, and not on all ranks some."""
+    expected = trained(lambda: {"x": pairs().batch(BATCH * WORLD.size)})
+    divided(batch_is_global=False)
+    found = trained(lambda: {"x": pairs().batch(BATCH)})
+    same(found | {"seen": ()}, expected | {"seen": ()})
+
+
 class Spread(keras.metrics.Metric):
     """Its result is a dictionary."""
 
