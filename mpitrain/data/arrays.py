@@ -191,18 +191,24 @@ def _read(path: Path) -> dict[str, Array]:
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise DataError(f"{path} holds a single array: save it with its labels, numpy.savez(file, x=..., y=...)")
         with file:
-            return {name: file[name] for name in file}
+            return {name: _array(file, name, path) for name in file}
     except DataError:
         raise
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            raise DataError(
-                f"{path} holds Python objects, which are never unpickled: save plain numeric arrays, all "
-                "samples of one shape"
-            ) from error
-        raise DataError(f"{path} cannot be read as .npz ({error}): save it again with numpy.savez") from error
     except Exception as error:  # a damaged archive: BadZipFile, zlib.error, EOFError, OSError, ...
         raise DataError(f"{path} cannot be read as .npz ({error}): save it again with numpy.savez") from error
+
+
+def _array(file: Any, name: str, path: Path) -> Array:
+    try:
+        found: Array = file[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: {name} holds Python objects, which are never unpickled: save plain numeric arrays, all samples "
+            "of one shape"
+        ) from error
+    return found
 
 
 def _pairs(arrays: Mapping[str, Array], path: Path | str) -> dict[str, tuple[str, str]]:

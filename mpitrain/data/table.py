@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import re
@@ -91,7 +92,8 @@ def read_table(path: Path) -> Table:
             file.seek(0)
             return _table(csv.reader(file, delimiter=separator), path, f"separated by {SEPARATORS[separator]}")
     except UnicodeError as error:
-        raise DataError(f"{path} cannot be read as csv ({error}): save it as text in UTF-8") from error
+        where = _not_utf8(path) if getattr(error, "encoding", "") == "utf-8" else ""
+        raise DataError(f"{path}{where} cannot be read as csv ({error}): save it as text in UTF-8") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} cannot be read as csv ({error}): save it as text in UTF-8, comma-separated") from error
 
@@ -108,6 +110,21 @@ def _opened(path: Path) -> TextIO:
 
 def _unpacked(path: Path) -> Any:
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _not_utf8(path: Path) -> str:
+    """The first line that is none, for messages."""
+    with contextlib.suppress(OSError, EOFError, zlib.error), _unpacked(path) as file:
+        return next((f", line {number}" for number, line in enumerate(file, 1) if not _is_utf8(line)), "")
+    return ""
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _separator(file: TextIO) -> str:

@@ -88,7 +88,7 @@ REFUSED = r".* cannot be resumed from: .*"
 WITH_TENSORFLOW = (
     Case("no data", ("--data", "{dir}/none.npz"), r"data '.*none\.npz' do not exist: give .*"),
     Case("unreadable npz", ("--data", "{dir}/text.npz"), r".*text\.npz cannot be read as \.npz .*"),
-    Case("ragged npz", ("--data", "{dir}/ragged.npz"), r".*ragged\.npz holds Python objects.*"),
+    Case("ragged npz", ("--data", "{dir}/ragged.npz"), r".*ragged\.npz: x holds Python objects.*"),
     Case("unequal npz", ("--data", "{dir}/unequal.npz"), r".*: x has 5 samples, but y has 4 labels.*"),
     Case("ragged csv", ("--data", "{dir}/ragged.csv"), r".*ragged\.csv.*"),
     Case("labels", ("--data", "{dir}/good.npz", "--classes", "2"), r".* is 2, but there are 2 classes.*"),

@@ -156,7 +156,11 @@ def test_the_user_says_what_the_labels_are(tmp_path: Path) -> None:
         ({"x": X, "y": Y}, {"validation_split": 1.5}, "validation split is 1.5"),
         ({"images": X}, {}, "name its arrays x and y"),
         ({"a": X, "b": X}, {}, "name its arrays x and y"),
-        ({"x": np.array([[1], [1, 2]], dtype=object), "y": [0, 1]}, {}, "never unpickled"),
+        (
+            {"x": np.array([[1], [1, 2]], dtype=object), "y": [0, 1]},
+            {},
+            "x holds Python objects, which are never",
+        ),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, {}, "make them equal"),
         ({"x_train": X, "y_train": Y, "x_test": X, "y_test": Y + 1}, {}, "but there are 4 classes"),
     ],

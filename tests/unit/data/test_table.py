@@ -146,17 +146,19 @@ def test_refused(tmp_path: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.csv", b"a,y\n\xff\xfe,1\n"),
-        ("a.csv", "gr\u00f6\u00dfe,y\n1,0\n".encode("latin-1")),
-        ("a.csv", bytes(range(128, 256))),
+        ("a.csv, line 2", b"a,y\n\xff\xfe,1\n"),
+        ("a.csv, line 1", "gr\u00f6\u00dfe,y\n1,0\n".encode("latin-1")),
+        ("a.csv, line 1", bytes(range(128, 256))),
+        ("a.csv", "a,y\n1,0\n".encode("utf-16")[:-1]),
         ("a.csv.gz", TWO.encode()),
         ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:-9]),
         ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:20] + b"words"),
     ],
 )
 def test_bytes_that_are_no_text_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert f"{name} cannot be read as csv" in refused(tmp_path / name)
+    path = tmp_path / name.partition(",")[0]
+    path.write_bytes(content)
+    assert f"{name} cannot be read as csv" in refused(path)
 
 
 def test_several_tables_refused(tmp_path: Path) -> None:
