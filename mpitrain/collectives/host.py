@@ -57,7 +57,8 @@ class Reduction:
 
     def __str__(self) -> str:
         """Local: what all ranks must have in common."""
-        factors = "" if self.before == self.after == 1.0 else f", factors {self.before:g} and {self.after:g}"
+        before, after = (repr(float(factor)).removesuffix(".0") for factor in (self.before, self.after))
+        factors = "" if before == after == "1" else f", factors {before} and {after}"
         return f"{self.op}{factors}{', half' if self.half else ''}"
 
 

@@ -89,7 +89,7 @@ class UpdateCall(Call):
 
     def __str__(self) -> str:
         """Local: the title, and a line for each gradient."""
-        lines = [f"{s.name} {s.dtype}{list(s.shape)}{' sparse' if s.sparse else ''}" for s in self.specs]
+        lines = [f"{s.name} {s.dtype}{[*s.shape]}{' sparse' * s.sparse}{' half' * s.half}" for s in self.specs]
         return "\n".join([self.title, *lines])
 
 
