@@ -192,7 +192,7 @@ def test_docstrings(path: Path) -> None:
     assert list(undocumented(tree.body)) == []
 
 
-@pytest.mark.parametrize("used", ["", "mpitrain.init; mpitrain.barrier; mpitrain.all_gather_obj; "])
+@pytest.mark.parametrize("used", ["", "mpitrain.init(); mpitrain.barrier; mpitrain.all_gather_obj; "])
 def test_the_package_and_what_needs_no_tensors_is_light(used: str) -> None:
     loaded = "[m for m in ('mpi4py.MPI', 'tensorflow', 'keras') if m in sys.modules]"
     assert run(f"import sys, mpitrain; {used}print({loaded})") == "[]"

@@ -209,6 +209,7 @@ class ServerLoop:
                 continue
             self._send(worker, self._header(session, Status.OK, 0, 0))
             for part in session.own:
+                session.seen[worker, part] = -1  # no row of it, changed or not
                 self._answer(session, worker, part, dropped=False)
 
     def _absent(self, worker: int) -> None:

@@ -189,10 +189,12 @@ class WorkerOptimizer:
             ]
 
         found = self._client.begin(session, state, int(keras_private.step_counter(self.optimizer).numpy()))
-        if found is not None and not session.discard:
-            session.discard = any(
-                not np.array_equal(variable.numpy(), own[0]) for variable, own in zip(variables, found, strict=True)
-            )
+        if found is None:  # they are this worker's
+            return
+        for variable, (value,) in zip(variables, found, strict=True):
+            if not np.array_equal(variable.numpy(), value):
+                session.discard = True
+                variable.assign(value)  # of rows those alone come later that an update changes
 
     def _session(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Sending:
         """Local: of this update; all workers meet theirs in the same order."""
