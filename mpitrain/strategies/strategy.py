@@ -125,7 +125,7 @@ class Strategy(Exchange, Policy):
     - compression: `AllReduce.update` names a `reduction.compressor.Compressor` to `mean_gradients`; what that is to
       remember stands in variables in `update.state`.
 
-    The tests in tests/unit/strategies/test_contract.py hold for each; add yours to their list.
+    The checks in tests/contracts/strategy.py hold for each; add yours to their list.
 
     Attributes:
         lockstep: ranks make their steps at the same time, so that what stands inside a step may be collective.
