@@ -66,7 +66,7 @@ class Report(keras.callbacks.Callback):
             numbers.pop("learning_rate", None)
             self._display.end_epoch(self._all, {name: numbers[name] for name in sorted(numbers, key=_place)})
 
-    def go_on(self, own_samples: int, display: ProgressDisplay | None) -> None:
+    def on_shrink(self, own_samples: int, display: ProgressDisplay | None) -> None:
         """Local: after the loss of ranks.
 
         Args:

@@ -54,7 +54,7 @@ class RunCallbacks(SplitFitCallbacks):
         done = min(begun.samples + updates * per_step, samples)
         return Position(begun.epoch, begun.step + updates, done, begun.steps + updates)
 
-    def go_on(self, position: Position, samples: int, history: dict[str, list[float]], epochs: list[int]) -> None:
+    def on_shrink(self, position: Position, samples: int, history: dict[str, list[float]], epochs: list[int]) -> None:
         """Local: the run goes on from there.
 
         Args:

@@ -83,7 +83,7 @@ class ShrinkableRun:
         source: the data, with the share that this rank has now.
         every: the callbacks of the training, once there are any.
         losses: so far.
-        on_loss: called after ranks were lost, with the place to go on from and whether that is in the training.
+        on_shrink: called after ranks were lost, with the place to go on from and whether that is in the training.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ShrinkableRun:
     ) -> None:
         self.source, self.losses = source, list[LostRanks]()
         self.every: RunCallbacks | None = None
-        self.on_loss: Callable[[Position, bool], None] = lambda position, training: None
+        self.on_shrink: Callable[[Position, bool], None] = lambda position, training: None
         self._world, self._model, self._batch_size, self._counting = world, model, batch_size, list(counting)
         self._results: dict[int, Any] = {}
         self._untold: dict[int, float] = {}  # places in `losses`, and when they were noticed
@@ -249,10 +249,10 @@ class ShrinkableRun:
         self._results, self._model.stop_training = dict(results), stop
         for callback, counted in zip(self._counting, counters, strict=True):
             set_counters(callback, counted)
-        every.go_on(position, samples, history, epochs)
+        every.on_shrink(position, samples, history, epochs)
         assert self.source.deal is not None  # `_is_loss`
         self.source = self.source.deal(world.rank, world.size)
-        self.on_loss(position, TRAINING not in results)
+        self.on_shrink(position, TRAINING not in results)
         return position
 
     def _deal_again(self, position: Position, done: dict[int, int], training: bool) -> Position:

@@ -215,7 +215,7 @@ class Trainer:
         steps = -(-_cardinality(source.train) // self._batch_size)
         every = RunCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
         every.keeps_metrics = run.is_asked_for
-        run.every, run.on_loss = every, self._after_loss(run, parallel, checkpoint, report)
+        run.every, run.on_shrink = every, self._on_shrink(run, parallel, checkpoint, report)
         exchanging, waiting = strategy.statistics.exchange, world.agreement.waiting_seconds
         began = time.perf_counter()
         try:
@@ -265,23 +265,23 @@ class Trainer:
         found = self.model.fit(train, initial_epoch=first, epochs=max(first, epochs), **arguments).history
         return {name: [float(value) for value in values] for name, values in found.items()}
 
-    def _after_loss(
+    def _on_shrink(
         self, run: ShrinkableRun, parallel: DataParallel, checkpoint: Checkpoint | None, report: Report
     ) -> Callable[[Position, bool], None]:
         """Local: what all that takes part in the training is told when ranks were lost."""
         leads = self.world.is_root
 
-        def go_on(position: Position, training: bool) -> None:
+        def on_shrink(position: Position, training: bool) -> None:
             nonlocal leads
             source, leads_now = run.source, self.world.is_root and not leads
             leads |= leads_now
             parallel.go_on(training)
-            report.go_on(_cardinality(source.train), self._display(source) if leads_now else None)
+            report.on_shrink(_cardinality(source.train), self._display(source) if leads_now else None)
             if checkpoint is not None:
                 history = {} if run.every is None else run.every.noted[0]
                 checkpoint.go_on(position, self._dealt(source), history, leads_now)
 
-        return go_on
+        return on_shrink
 
     def _display(self, source: DataSource) -> ProgressDisplay | None:
         if not self._progress:

@@ -336,14 +336,14 @@ class Client:
         self.waiting_seconds += time.perf_counter() - begun
         return found
 
-    def go_on(self, numbers: Sequence[int], hosts: Sequence[str]) -> None:
+    def on_shrink(self, numbers: Sequence[int], hosts: Sequence[str]) -> None:
         """Local: ranks were lost, perhaps in the middle of an update.
 
         Args:
             numbers: in the job as it was started, of those that are left.
             hosts: of each.
         """
-        self._left_behind.append((self._pool, [session.go_on() for session in self.sessions.values()]))
+        self._left_behind.append((self._pool, [session.on_shrink() for session in self.sessions.values()]))
         self._pool, self._generations = BufferPool(), 0
         self.channel.renew(self._all_roles.among(numbers), hosts)
 

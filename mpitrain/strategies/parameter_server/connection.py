@@ -119,7 +119,7 @@ def _ways(world: World, chosen: Roles) -> tuple[Communicator, Communicator]:
 
 
 def _stop(client: Client) -> None:
-    """Local: tell the servers that this worker is at its end. If a rank is lost now, they hear it in `go_on`."""
+    """Local: tell the servers that this worker is at its end. If a rank is lost now, they hear it in `on_shrink`."""
     with contextlib.suppress(RankLostError):
         client.stop()
 
@@ -156,6 +156,6 @@ def _is_served_to_the_end(world: World, server: ServerLoop, chosen: Roles) -> bo
         now = chosen.among(world.numbers)
         left = [before.index(world.numbers[rank]) for rank in now.workers]
         ended = [worker for worker, rank in enumerate(now.workers) if where[rank] == shrink.AT_END]
-        server.go_on(now, left, ended)
+        server.on_shrink(now, left, ended)
         return False
     return True

@@ -64,7 +64,7 @@ class Counts:
     dropped: Counter[int] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
 
-    def go_on(self, left: Sequence[int]) -> None:
+    def on_shrink(self, left: Sequence[int]) -> None:
         """Local: some workers were lost.
 
         Args:
@@ -166,11 +166,11 @@ class SyncPolicy:
     def released(self) -> None:
         """Local: all workers stand at the same place, and go on from there."""
 
-    def go_on(self, left: Sequence[int]) -> None:
-        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.go_on`."""
+    def on_shrink(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.on_shrink`."""
         self._pushes, self._complete, self._next, self.step = {}, [], 0, []
         self.active, self.done = set(range(len(left))), Counter()
-        self.counts.go_on(left)
+        self.counts.on_shrink(left)
 
 
 class AsyncPolicy:
@@ -261,13 +261,13 @@ class AsyncPolicy:
         most = max(self._steps.values())
         self._steps = dict.fromkeys(self._steps, most)
 
-    def go_on(self, left: Sequence[int]) -> None:
-        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.go_on`."""
+    def on_shrink(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost; what was not applied of any is forgotten. See `Counts.on_shrink`."""
         self._pushes, self._divisors, self._held, self.step = {}, {}, [], []
         self._steps = dict.fromkeys(range(len(left)), 0)
         self._limit = stalest(self._options.max_staleness, len(left))
         self.active, self.done = set(range(len(left))), Counter()
-        self.counts.go_on(left)
+        self.counts.on_shrink(left)
 
 
 def stalest(max_staleness: int | None, workers: int) -> int:

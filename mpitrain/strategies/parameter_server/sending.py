@@ -64,7 +64,7 @@ class Sending:
             for piece, slots in zip(self.layout.parts[number].pieces, of_part, strict=True):
                 self.slot_names[piece.shard.variable] = slots
 
-    def go_on(self) -> tuple[object, object]:
+    def on_shrink(self) -> tuple[object, object]:
         """Local: workers were lost, and the servers have this optimizer; what was under way, and may still arrive."""
         left_behind = self.coming, self.targets
         self.coming, self.targets, self.versions = {}, {}, {}

@@ -84,7 +84,7 @@ class ServerLoop:
             else:
                 _nap(time.perf_counter() - idle_since)
 
-    def go_on(self, roles: Roles, left: Sequence[int], ended: Sequence[int]) -> None:
+    def on_shrink(self, roles: Roles, left: Sequence[int], ended: Sequence[int]) -> None:
         """Local: some workers were lost; to be followed by `serve`. What was half received or sent is forgotten.
 
         Args:
@@ -99,7 +99,7 @@ class ServerLoop:
         self._generations = dict.fromkeys(self._sessions, 0)
         for session in self._sessions.values():
             self._keep_done(session)
-            session.go_on(left)
+            session.on_shrink(left)
             session.policy.active -= self._stopped
         self._numbers = tuple(self._numbers[worker] for worker in left)
 

@@ -88,10 +88,10 @@ class Session:
         """Local: one part of a gradient of a worker."""
         self.policy.came(worker, message, content)
 
-    def go_on(self, left: Sequence[int]) -> None:
-        """Local: some workers were lost. Those that are left have got nothing yet; see `policies.Counts.go_on`."""
+    def on_shrink(self, left: Sequence[int]) -> None:
+        """Local: some workers were lost. Those that are left have got nothing yet; see `policies.Counts.on_shrink`."""
         self.answered, self.seen, self.pushed = {}, {}, {}
-        self.policy.go_on(left)
+        self.policy.on_shrink(left)
 
     # What the policy asks for.
 

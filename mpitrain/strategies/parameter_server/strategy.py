@@ -102,7 +102,7 @@ class ParameterServers(Strategy):
         self._among.on_shrink()
         self._agreed = None
         job = self.world.shrink_group.job
-        self.client.go_on(job.numbers, job.hosts)
+        self.client.on_shrink(job.numbers, job.hosts)
 
     def catch_up(self) -> None:
         self.join()

@@ -242,7 +242,7 @@ def test_async_with_whole_updates_applies_nothing_of_a_gradient_that_is_cut_off(
     assert host.taken() == ["update 0 of 0 / 1", "update 2 of 0 / 1"]  # and waits for the others
     policy.counts.dropped.update({0: 1, 1: 2, 2: 3})
     assert policy.done == {0: 1}
-    policy.go_on([0, 2])  # worker 1 is lost, and 2 is 1 from now on
+    policy.on_shrink([0, 2])  # worker 1 is lost, and 2 is 1 from now on
     assert (policy.active, policy.done, policy.version) == ({0, 1}, {}, 1)
     assert policy.counts.dropped == {0: 1, 1: 3, LOST: 2}
     whole(policy, 0, 1)
@@ -256,7 +256,7 @@ def test_backup_workers_are_counted_from_those_that_are_left() -> None:
     policy = SyncPolicy(host, PARTS, 3, 1, whole=True)
     whole(policy, 2, 0)
     policy.came(1, message(0), "x")
-    policy.go_on([0, 2])
+    policy.on_shrink([0, 2])
     assert (policy.active, policy.done) == ({0, 1}, {})
     whole(policy, 1, 0)
     assert host.taken() == ["update all of 1", "answer 1.0", "answer 1.2"]
