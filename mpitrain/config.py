@@ -32,40 +32,25 @@ MOST = 10**9  # more is a slip of the pen, and beyond what the libraries count w
 
 @dataclass(frozen=True)
 class Option:
-    """What one option may be.
+    """What one option may be."""
 
-    Attributes:
-        help: its line on the command line.
-        kind: int, float, str or bool: the type of the field.
-        default: where it is given nowhere.
-        name: on the command line and in files; that of the field by default.
-        commands: those of the commands with its table that take it, and `init` for the argument of that name; ()
-            where only the class takes it; None for all of them.
-        variable: an environment variable is read where it is not given.
-        choices: the values it may have; () for any.
-        least: smallest value.
-        below: first value that is too large.
-        positive: zero is too small.
-        pattern: what a text must match, and how to say so.
-        metavar: placeholder on the command line.
-        needs: other options without which it would do nothing, and the values they may have; none for any.
-        incidental: the numbers of a training do not depend on it.
-    """
-
-    help: str
-    kind: type = str
-    default: Any = None
-    name: str = ""
+    help: str  # its line on the command line
+    kind: type = str  # int, float, str or bool: the type of the field
+    default: Any = None  # where it is given nowhere
+    name: str = ""  # on the command line and in files; that of the field by default
+    # those of the commands with its table that take it, and `init` for the argument of that name; () where only the
+    # class takes it; None for all of them
     commands: tuple[str, ...] | None = None
-    variable: bool = False
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-    below: float | None = None
-    positive: bool = False
-    pattern: tuple[str, str] | None = None
-    metavar: str | None = None
+    variable: bool = False  # an environment variable is read where it is not given
+    choices: tuple[str, ...] = ()  # the values it may have; () for any
+    least: float | None = None  # smallest value
+    below: float | None = None  # first value that is too large
+    positive: bool = False  # zero is too small
+    pattern: tuple[str, str] | None = None  # what a text must match, and how to say so
+    metavar: str | None = None  # placeholder on the command line
+    # other options without which it would do nothing, and the values they may have; none for any
     needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    incidental: bool = False
+    incidental: bool = False  # the numbers of a training do not depend on it
 
     @property
     def flag(self) -> str:

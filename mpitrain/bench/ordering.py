@@ -19,19 +19,12 @@ WORK_SECONDS = 0.1  # with each tensor, where the rate of the link does not tell
 
 @dataclass(frozen=True)
 class Load:
-    """What one step fetches and computes.
+    """What one step fetches and computes."""
 
-    Attributes:
-        mebibytes: of each tensor.
-        tensors: how many there are.
-        work_seconds: of working with each, one after the other; by default about as long as it travels.
-        rate: bits per second of the link, for the limit; None if it is not known.
-    """
-
-    mebibytes: float
-    tensors: int
-    work_seconds: float
-    rate: float | None = None
+    mebibytes: float  # of each tensor
+    tensors: int  # how many there are
+    work_seconds: float  # of working with each, one after the other; by default about as long as it travels
+    rate: float | None = None  # bits per second of the link, for the limit; None if it is not known
 
     @classmethod
     def of(cls, mebibytes: float, tensors: int, work_seconds: float | None, rate: float | None) -> Load:

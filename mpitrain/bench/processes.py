@@ -19,13 +19,9 @@ TIMEOUT_SECONDS = 600
 
 @dataclass(frozen=True)
 class Mpirun:
-    """How jobs are started here.
+    """How jobs are started here."""
 
-    Attributes:
-        command: mpirun and its options, without the number of ranks.
-    """
-
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # mpirun and its options, without the number of ranks
 
     @classmethod
     def find(cls, command: str | None = None) -> Mpirun:

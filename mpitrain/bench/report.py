@@ -21,32 +21,21 @@ PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """One line of a table."""
 
-    Attributes:
-        case: what was measured, as in {"model": "mlp50k"}.
-        raw: every single measurement, unit in the name, as in {"alone_seconds": (0.1, 0.2)}.
-        figures: what the table shows, medians and their ratios; None where there is no such number.
-    """
-
-    case: dict[str, str | int]
-    raw: dict[str, tuple[float, ...]]
+    case: dict[str, str | int]  # what was measured, as in {"model": "mlp50k"}
+    raw: dict[str, tuple[float, ...]]  # every single measurement, unit in the name, as in {"alone_seconds": (0.1, 0.2)}
+    # what the table shows, medians and their ratios; None where there is no such number
     figures: dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class Report:
-    """One run of a benchmark.
+    """One run of a benchmark."""
 
-    Attributes:
-        benchmark: its name.
-        setting: machine, versions and arguments.
-        rows: in the order measured.
-    """
-
-    benchmark: str
-    setting: dict[str, Any]
-    rows: tuple[Row, ...]
+    benchmark: str  # its name
+    setting: dict[str, Any]  # machine, versions and arguments
+    rows: tuple[Row, ...]  # in the order measured
 
     def as_json(self) -> dict[str, Any]:
         """Local: plain dictionaries and lists."""

@@ -30,15 +30,11 @@ Measure = Callable[[World], dict[str, tuple[float, ...]]]
 
 @dataclass(frozen=True)
 class Straggler:
-    """How one slow worker is measured.
+    """How one slow worker is measured."""
 
-    Attributes:
-        compute_seconds: of a step of a fast worker, which sleeps so long; the slow one sleeps `SLOWER` times that.
-        seconds: how long each mode runs.
-    """
-
+    # of a step of a fast worker, which sleeps so long; the slow one sleeps `SLOWER` times that
     compute_seconds: float = 0.05
-    seconds: float = 5.0
+    seconds: float = 5.0  # how long each mode runs
 
 
 def measure(

@@ -23,15 +23,10 @@ Peer = Callable[[str, int], Step]
 
 @dataclass(frozen=True)
 class Timing:
-    """How long is measured.
+    """How long is measured."""
 
-    Attributes:
-        repeat: rounds; in each, every mode has one block of steps.
-        block_seconds: about how long a block is.
-    """
-
-    repeat: int
-    block_seconds: float = BLOCK_SECONDS
+    repeat: int  # rounds; in each, every mode has one block of steps
+    block_seconds: float = BLOCK_SECONDS  # about how long a block is
 
 
 def measure(

@@ -14,19 +14,12 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with a batch that fits it.
+    """A model with a batch that fits it."""
 
-    Attributes:
-        name: one of MODELS.
-        model: a Keras model whose output are logits.
-        inputs: one batch.
-        labels: of that batch, integers.
-    """
-
-    name: str
-    model: Any
-    inputs: Any
-    labels: Any
+    name: str  # one of MODELS
+    model: Any  # a Keras model whose output are logits
+    inputs: Any  # one batch
+    labels: Any  # of that batch, integers
 
 
 def workload(name: str, batch_size: int, seed: int) -> Workload:

@@ -56,15 +56,10 @@ class DamagedError(UsageError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is saved.
+    """What is saved."""
 
-    Attributes:
-        arrays: by name.
-        info: whatever JSON can hold.
-    """
-
-    arrays: Mapping[str, Array]
-    info: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Array]  # by name
+    info: Mapping[str, Any] = field(default_factory=dict)  # whatever JSON can hold
 
 
 def write(path: Path, snapshot: Snapshot, write_model: ModelWriter | None = None) -> None:

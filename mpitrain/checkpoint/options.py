@@ -82,19 +82,12 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes:
-        epoch: the epoch that is under way or comes next, from 0.
-        step: steps of it that are done.
-        samples: samples of its global order that are done, by all ranks; 0 where that is not known.
-        steps: steps of all epochs.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    samples: int = 0
-    steps: int = 0
+    epoch: int = 0  # the epoch that is under way or comes next, from 0
+    step: int = 0  # steps of it that are done
+    samples: int = 0  # samples of its global order that are done, by all ranks; 0 where that is not known
+    steps: int = 0  # steps of all epochs
 
     def __str__(self) -> str:
         return f"epoch {self.epoch + 1}" + (f", after {self.step} steps of it" if self.step else "")
@@ -106,14 +99,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Dealt:
-    """How samples are dealt out to the ranks, where that is known.
+    """How samples are dealt out to the ranks, where that is known."""
 
-    Attributes:
-        samples: of an epoch.
-        per_step: of all ranks, in one step.
-        seed: from which, with the number of the epoch and that of samples, their order follows.
-    """
-
-    samples: int
-    per_step: int
-    seed: int
+    samples: int  # of an epoch
+    per_step: int  # of all ranks, in one step
+    seed: int  # from which, with the number of the epoch and that of samples, their order follows

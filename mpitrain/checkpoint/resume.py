@@ -46,17 +46,11 @@ def tell(text: str) -> None:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a run goes on from, the same on all ranks.
+    """What a run goes on from, the same on all ranks."""
 
-    Attributes:
-        source: path of the checkpoint, for messages.
-        arrays: its arrays.
-        info: what the earlier run remembered.
-    """
-
-    source: str
-    arrays: dict[str, Array]
-    info: dict[str, Any]
+    source: str  # path of the checkpoint, for messages
+    arrays: dict[str, Array]  # its arrays
+    info: dict[str, Any]  # what the earlier run remembered
 
     @property
     def position(self) -> Position:

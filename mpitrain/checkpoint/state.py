@@ -32,17 +32,11 @@ ACCUMULATED = "accumulated"
 
 @dataclass(frozen=True)
 class Item:
-    """One variable.
+    """One variable."""
 
-    Attributes:
-        key: its name in the checkpoint.
-        variable: of Keras or TensorFlow.
-        rule: None if it is the same on all ranks.
-    """
-
-    key: str
-    variable: Any
-    rule: Rule | None
+    key: str  # its name in the checkpoint
+    variable: Any  # of Keras or TensorFlow
+    rule: Rule | None  # None if it is the same on all ranks
 
 
 def items_of(model: Any) -> list[Item]:

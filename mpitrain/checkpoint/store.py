@@ -24,15 +24,10 @@ RISING = ("acc", "accuracy", "auc", "f1_score", "precision", "recall", "iou", "m
 
 @dataclass(frozen=True)
 class Quality:
-    """What decides which checkpoint is the best one.
+    """What decides which checkpoint is the best one."""
 
-    Attributes:
-        metric: its name.
-        value: of the epoch at whose end the checkpoint was made.
-    """
-
-    metric: str
-    value: float
+    metric: str  # its name
+    value: float  # of the epoch at whose end the checkpoint was made
 
     @property
     def cost(self) -> float:
@@ -45,15 +40,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Store:
-    """Where checkpoints are written to and found.
+    """Where checkpoints are written to and found."""
 
-    Attributes:
-        directory: made by `prepare` if need be.
-        keep: how many of the newest ones are kept; the best one is kept beside them.
-    """
-
-    directory: Path
-    keep: int = 3
+    directory: Path  # made by `prepare` if need be
+    keep: int = 3  # how many of the newest ones are kept; the best one is kept beside them
 
     def prepare(self) -> None:
         """Local: make the directory, see that it can be written to, and remove what a killed run left unfinished.

@@ -31,13 +31,9 @@ LOOK_SECONDS = 0.1
 
 @dataclass
 class Record:
-    """The file of one cluster.
+    """The file of one cluster."""
 
-    Attributes:
-        path: where it is.
-    """
-
-    path: Path
+    path: Path  # where it is
 
     @classmethod
     def named(cls, name: str, environ: Mapping[str, str]) -> Record:

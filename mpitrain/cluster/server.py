@@ -27,13 +27,9 @@ EXPOSED = (
 
 @dataclass(frozen=True)
 class Access:
-    """Who may reach the servers.
+    """Who may reach the servers."""
 
-    Attributes:
-        networks: whose hosts may; None for everybody.
-    """
-
-    networks: tuple[Network, ...] | None
+    networks: tuple[Network, ...] | None  # whose hosts may; None for everybody
 
     @classmethod
     def of(cls, bind: str | None, insecure_network: bool, hosts: int) -> Access:
@@ -80,17 +76,11 @@ class Access:
 
 @dataclass(frozen=True)
 class Place:
-    """A cluster, and what this rank holds for it until its server listens.
+    """A cluster, and what this rank holds for it until its server listens."""
 
-    Attributes:
-        cluster: all tasks.
-        access: who may reach them.
-        held: keeps the port.
-    """
-
-    cluster: Cluster
-    access: Access
-    held: socket.socket
+    cluster: Cluster  # all tasks
+    access: Access  # who may reach them
+    held: socket.socket  # keeps the port
 
 
 def agree(

@@ -80,13 +80,9 @@ def check_client(command: Sequence[str]) -> None:
 
 @dataclass
 class ClientProcess:
-    """A program that uses the cluster, as a process of its own on rank 0's host.
+    """A program that uses the cluster, as a process of its own on rank 0's host."""
 
-    Attributes:
-        process: it.
-    """
-
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # it
 
     @classmethod
     def start(cls, command: Sequence[str], record: Record, environ: Mapping[str, str]) -> ClientProcess:

@@ -22,15 +22,10 @@ from mpitrain.comm.communicator import scale as multiply
 
 @dataclass(frozen=True)
 class RingSetting:
-    """How a ring is pipelined.
+    """How a ring is pipelined."""
 
-    Attributes:
-        segment_bytes: size of one message.
-        window: how many messages may be in flight in each direction.
-    """
-
-    segment_bytes: int = 1 << 20
-    window: int = 4
+    segment_bytes: int = 1 << 20  # size of one message
+    window: int = 4  # how many messages may be in flight in each direction
 
 
 class Ring:

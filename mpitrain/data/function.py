@@ -97,21 +97,13 @@ def load_dataset(dataset: Any, spec: str, share: Share, task: Task, num_classes:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A dataset whose samples are known by number.
+    """A dataset whose samples are known by number."""
 
-    Attributes:
-        numbered: pairs of a number and (x, y).
-        labels: of all samples.
-        classes: how many; None for a regression.
-        spec: for messages.
-        meaning: of the samples.
-    """
-
-    numbered: tf.data.Dataset
-    labels: Array
-    classes: int | None
-    spec: str
-    meaning: Meaning
+    numbered: tf.data.Dataset  # pairs of a number and (x, y)
+    labels: Array  # of all samples
+    classes: int | None  # how many; None for a regression
+    spec: str  # for messages
+    meaning: Meaning  # of the samples
 
     def source(self, share: Share) -> DataSource:
         """Local: the share of one rank."""

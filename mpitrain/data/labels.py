@@ -17,19 +17,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as they were understood.
+    """Labels as they were understood."""
 
-    Attributes:
-        values: int64 class numbers, shape (samples,); or float32 quantities, (samples,) or (samples, k).
-        num_classes: None for quantities.
-        class_names: of classes that were given as text, by class number.
-        meaning: for the user.
-    """
-
-    values: Array
-    num_classes: int | None
-    class_names: tuple[str, ...] | None
-    meaning: str
+    values: Array  # int64 class numbers, shape (samples,); or float32 quantities, (samples,) or (samples, k)
+    num_classes: int | None  # None for quantities
+    class_names: tuple[str, ...] | None  # of classes that were given as text, by class number
+    meaning: str  # for the user
 
 
 def as_labels(

@@ -45,17 +45,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Form:
-    """What all pictures of a data set are decoded to.
+    """What all pictures of a data set are decoded to."""
 
-    Attributes:
-        shape: (height, width, channels).
-        bits: values go from 0 to 2**bits - 1.
-        resized: some have another size.
-    """
-
-    shape: Shape
-    bits: int
-    resized: bool
+    shape: Shape  # (height, width, channels)
+    bits: int  # values go from 0 to 2**bits - 1
+    resized: bool  # some have another size
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape)) + f", values from 0 to {2**self.bits - 1}"

@@ -19,31 +19,20 @@ class Share(NamedTuple):
 
     Of a batch with fewer rows than ranks, and of one that cannot be divided, every rank computes all: so all take the
     same steps, and a rule over a whole batch stays what it is. Only rank 0 counts it.
-
-    Attributes:
-        data: rows of the batch, in its own nest.
-        total: how many rows the whole batch has: a number or a scalar tensor.
-        counted: whether what this rank makes of it counts, a scalar bool tensor; () where it always does.
     """
 
-    data: Any
-    total: Any
-    counted: Any
+    data: Any  # rows of the batch, in its own nest
+    total: Any  # how many rows the whole batch has: a number or a scalar tensor
+    counted: Any  # whether what this rank makes of it counts, a scalar bool tensor; () where it always does
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Which part of a script's data this rank takes.
+    """Which part of a script's data this rank takes."""
 
-    Attributes:
-        rank: of this process.
-        size: number of ranks.
-        batch_is_global: batches that the script names are those of all ranks together, not of each.
-    """
-
-    rank: int
-    size: int
-    batch_is_global: bool = False
+    rank: int  # of this process
+    size: int  # number of ranks
+    batch_is_global: bool = False  # batches that the script names are those of all ranks together, not of each
 
     def rows_of_batch(self, data: Any) -> Any:
         """Local: this rank's rows of one batch, a nest of arrays or tensors."""

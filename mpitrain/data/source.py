@@ -29,32 +29,22 @@ class Share:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model's first layers have to do with samples, which are handed over as the files hold them.
+    """What a model's first layers have to do with samples, which are handed over as the files hold them."""
 
-    Attributes:
-        scale: the values go from 0 to this number, and are to be divided by it; 1 where they are to be left alone.
-        size: (height, width) to which images are brought; None where all have one size.
-    """
-
+    # the values go from 0 to this number, and are to be divided by it; 1 where they are to be left alone
     scale: float = 1.0
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None  # (height, width) to which images are brought; None where all have one size
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """How a reader has understood the data: for the user, and for the model.
+    """How a reader has understood the data: for the user, and for the model."""
 
-    Attributes:
-        inputs: what the samples are, in a few words.
-        labels: what is to be predicted.
-        class_names: by class number; None for a regression, or where classes have numbers only.
-        preprocessing: what the model has to begin with.
-    """
-
-    inputs: str = ""
-    labels: str = ""
+    inputs: str = ""  # what the samples are, in a few words
+    labels: str = ""  # what is to be predicted
+    # by class number; None for a regression, or where classes have numbers only
     class_names: tuple[str, ...] | None = None
-    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)  # what the model has to begin with
 
 
 @dataclass(frozen=True)

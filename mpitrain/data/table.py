@@ -33,23 +33,14 @@ WORDS = {"true": 1.0, "false": 0.0}
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it was read.
+    """A table as it was read."""
 
-    Attributes:
-        inputs: names of the columns that are features.
-        values: of these, shape (rows, columns), float32.
-        label: name of the column to predict.
-        labels: its cells, numbers if all are, else texts.
-        lines: for each row its line in the file, from 1.
-        reading: how the file was understood, for the user.
-    """
-
-    inputs: tuple[str, ...]
-    values: NDArray[np.float32]
-    label: str
-    labels: NDArray[Any]
-    lines: NDArray[np.int64]
-    reading: str
+    inputs: tuple[str, ...]  # names of the columns that are features
+    values: NDArray[np.float32]  # of these, shape (rows, columns), float32
+    label: str  # name of the column to predict
+    labels: NDArray[Any]  # its cells, numbers if all are, else texts
+    lines: NDArray[np.int64]  # for each row its line in the file, from 1
+    reading: str  # how the file was understood, for the user
 
 
 def load_csv(path: Path, share: Share, task: Task, num_classes: int | None) -> DataSource:

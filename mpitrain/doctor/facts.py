@@ -35,21 +35,13 @@ class Package:
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpirun.
+    """An mpirun."""
 
-    Attributes:
-        path: where it is.
-        version: what it says of itself.
-        in_path: whether it is found by PATH.
-        beside_python: whether it is in the folder of the interpreter.
-        ulfm: whether its MPI can go on after the loss of a rank.
-    """
-
-    path: str
-    version: str
-    in_path: bool
-    beside_python: bool
-    ulfm: bool = False
+    path: str  # where it is
+    version: str  # what it says of itself
+    in_path: bool  # whether it is found by PATH
+    beside_python: bool  # whether it is in the folder of the interpreter
+    ulfm: bool = False  # whether its MPI can go on after the loss of a rank
 
     @property
     def mpi(self) -> Mpi | None:
@@ -82,23 +74,14 @@ class Interface:
 
 @dataclass(frozen=True)
 class Graphics:
-    """GPUs.
+    """GPUs."""
 
-    Attributes:
-        cards: of each that the driver shows: name, driver version, memory.
-        driver: version of the kernel's NVIDIA driver; empty without one.
-        devices: device files that may be opened.
-        visible: CUDA_VISIBLE_DEVICES.
-        build: TensorFlow's build information.
-        cudnn: whether the system has NVIDIA's library of that name.
-    """
-
-    cards: tuple[str, ...] = ()
-    driver: str = ""
-    devices: int = 0
-    visible: str | None = None
-    build: Mapping[str, str] = field(default_factory=dict)
-    cudnn: bool = False
+    cards: tuple[str, ...] = ()  # of each that the driver shows: name, driver version, memory
+    driver: str = ""  # version of the kernel's NVIDIA driver; empty without one
+    devices: int = 0  # device files that may be opened
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    build: Mapping[str, str] = field(default_factory=dict)  # TensorFlow's build information
+    cudnn: bool = False  # whether the system has NVIDIA's library of that name
 
     @property
     def usable(self) -> int:
@@ -118,43 +101,24 @@ class Clock:
 
 @dataclass(frozen=True)
 class Facts:
-    """One host. See `agent.facts`.
+    """One host. See `agent.facts`."""
 
-    Attributes:
-        name: what the host calls itself.
-        root: whether ranks would run as root.
-        python: the interpreter.
-        packages: version of each installed package.
-        mpitrain: None where there is none.
-        mpi_library: what the MPI loaded by mpi4py says of itself.
-        mpi_error: why none can be loaded.
-        launchers: each mpirun, the first in PATH first.
-        graphics: GPUs.
-        cores: that may be used.
-        memory_bytes: that may still be taken.
-        shared_memory_bytes: size of /dev/shm.
-        interfaces: network interfaces.
-        fabrics: adapters of InfiniBand and its like.
-        absent_paths: of those asked for.
-        clock: None where it was not compared.
-    """
-
-    name: str
-    root: bool
-    python: Python
-    packages: Mapping[str, str]
-    mpitrain: Package | None
-    mpi_library: str
-    mpi_error: str
-    launchers: tuple[Launcher, ...]
-    graphics: Graphics
-    cores: int
-    memory_bytes: int
-    shared_memory_bytes: int
-    interfaces: tuple[Interface, ...]
-    fabrics: tuple[str, ...] = ()
-    absent_paths: tuple[str, ...] = ()
-    clock: Clock | None = None
+    name: str  # what the host calls itself
+    root: bool  # whether ranks would run as root
+    python: Python  # the interpreter
+    packages: Mapping[str, str]  # version of each installed package
+    mpitrain: Package | None  # None where there is none
+    mpi_library: str  # what the MPI loaded by mpi4py says of itself
+    mpi_error: str  # why none can be loaded
+    launchers: tuple[Launcher, ...]  # each mpirun, the first in PATH first
+    graphics: Graphics  # GPUs
+    cores: int  # that may be used
+    memory_bytes: int  # that may still be taken
+    shared_memory_bytes: int  # size of /dev/shm
+    interfaces: tuple[Interface, ...]  # network interfaces
+    fabrics: tuple[str, ...] = ()  # adapters of InfiniBand and its like
+    absent_paths: tuple[str, ...] = ()  # of those asked for
+    clock: Clock | None = None  # None where it was not compared
 
     @property
     def mpi(self) -> Mpi | None:

@@ -13,21 +13,13 @@ WORST_FIRST: tuple[Colour, ...] = ("red", "yellow", "green")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        check: what was looked at.
-        hosts: where; nothing for what belongs to no host.
-        colour: how bad it is.
-        sentence: what was found.
-        remedy: the command that mends it, or what to do; nothing where all is well.
-    """
-
-    check: str
-    hosts: tuple[str, ...]
-    colour: Colour
-    sentence: str
-    remedy: str = ""
+    check: str  # what was looked at
+    hosts: tuple[str, ...]  # where; nothing for what belongs to no host
+    colour: Colour  # how bad it is
+    sentence: str  # what was found
+    remedy: str = ""  # the command that mends it, or what to do; nothing where all is well
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -17,19 +17,12 @@ ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What is to be started.
+    """What is to be started."""
 
-    Attributes:
-        hosts: with their slots.
-        ranks: how many.
-        environ: variables of the launcher.
-        allocation: of a batch system, if that gave the hosts.
-    """
-
-    hosts: Sequence[Host]
-    ranks: int
-    environ: Mapping[str, str] = field(default_factory=dict)
-    allocation: Allocation | None = None
+    hosts: Sequence[Host]  # with their slots
+    ranks: int  # how many
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables of the launcher
+    allocation: Allocation | None = None  # of a batch system, if that gave the hosts
 
     @property
     def may_crowd(self) -> bool:

@@ -22,21 +22,13 @@ NAMED = 3  # so many ways are named, the others counted
 
 @dataclass(frozen=True)
 class Attempt:
-    """One connection that was tried.
+    """One connection that was tried."""
 
-    Attributes:
-        source: the host that called.
-        target: the host that was called.
-        address: one of the target's.
-        port: of the target.
-        result: see `agent.connect`.
-    """
-
-    source: str
-    target: str
-    address: str
-    port: int
-    result: str = ""
+    source: str  # the host that called
+    target: str  # the host that was called
+    address: str  # one of the target's
+    port: int  # of the target
+    result: str = ""  # see `agent.connect`
 
     @property
     def arrived(self) -> bool:

@@ -66,15 +66,10 @@ _FAULTS = (
 
 @dataclass(frozen=True)
 class Unanswered(Exception):  # noqa: N818 - what happened, not whose error it is
-    """An agent did not answer.
+    """An agent did not answer."""
 
-    Attributes:
-        words: what ssh or the agent wrote to standard error.
-        seconds: how long it was waited for, if that is why.
-    """
-
-    words: str
-    seconds: float | None = None
+    words: str  # what ssh or the agent wrote to standard error
+    seconds: float | None = None  # how long it was waited for, if that is why
 
 
 def diagnose(host: str, failure: Unanswered) -> Finding:

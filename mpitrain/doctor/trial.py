@@ -43,25 +43,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Trial:
-    """How the job went.
+    """How the job went."""
 
-    Attributes:
-        seconds: how long it was waited for, if it did not end.
-        code: its exit code, if it ended.
-        words: the end of what it said.
-        ranks: how many found each other.
-        hosts: on how many hosts.
-        thread_level: that MPI gave.
-        pairs: measurements.
-    """
-
-    seconds: float | None = None
-    code: int | None = None
-    words: str = ""
-    ranks: int = 0
-    hosts: int = 0
-    thread_level: str = ""
-    pairs: tuple[Pair, ...] = ()
+    seconds: float | None = None  # how long it was waited for, if it did not end
+    code: int | None = None  # its exit code, if it ended
+    words: str = ""  # the end of what it said
+    ranks: int = 0  # how many found each other
+    hosts: int = 0  # on how many hosts
+    thread_level: str = ""  # that MPI gave
+    pairs: tuple[Pair, ...] = ()  # measurements
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> Trial:

@@ -32,23 +32,14 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What optimizers and tapes are asked for.
+    """What optimizers and tapes are asked for."""
 
-    Attributes:
-        op: the reduction.
-        compression: how dense gradients travel.
-        sparse_as_dense: make `IndexedSlices` dense first.
-        predivide: gradients are divided by it before the sum, and multiplied after it.
-        scale_local: gradients of local variables are divided by the number of ranks.
-        process_set: whose gradients.
-    """
-
-    op: int = Average
-    compression: Any = Compression.none
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
-    scale_local: bool = True
-    process_set: ProcessSet = field(default=global_process_set)
+    op: int = Average  # the reduction
+    compression: Any = Compression.none  # how dense gradients travel
+    sparse_as_dense: bool = False  # make `IndexedSlices` dense first
+    predivide: float = 1.0  # gradients are divided by it before the sum, and multiplied after it
+    scale_local: bool = True  # gradients of local variables are divided by the number of ranks
+    process_set: ProcessSet = field(default=global_process_set)  # whose gradients
 
     def __post_init__(self) -> None:
         if self.predivide != 1.0 and self.op != Average:

@@ -22,17 +22,11 @@ HOSTFILE_VARIABLES = (
 
 @dataclass(frozen=True)
 class Allocation:
-    """What was given.
+    """What was given."""
 
-    Attributes:
-        system: by which batch system.
-        hosts: where, and for how many ranks.
-        ranks: how many ranks the batch job asked for, if it said so.
-    """
-
-    system: str
-    hosts: tuple[Host, ...]
-    ranks: int | None = None
+    system: str  # by which batch system
+    hosts: tuple[Host, ...]  # where, and for how many ranks
+    ranks: int | None = None  # how many ranks the batch job asked for, if it said so
 
     @property
     def is_slurm(self) -> bool:

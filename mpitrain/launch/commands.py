@@ -29,18 +29,12 @@ FABRICS = ("UCX_NET_DEVICES", "FI_TCP_IFACE")
 
 @dataclass(frozen=True)
 class Command:
-    """What starts the ranks.
+    """What starts the ranks."""
 
-    Attributes:
-        argv: program and arguments.
-        environment: variables it must have.
-        defaults: variables it has unless the user has set them otherwise.
-        for_hosts: ranks on other hosts take part: they, and so those here, have the variables that are named only.
-    """
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    argv: tuple[str, ...]  # program and arguments
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables it must have
+    defaults: Mapping[str, str] = field(default_factory=dict)  # variables it has unless the user has set them otherwise
+    # ranks on other hosts take part: they, and so those here, have the variables that are named only
     for_hosts: bool = False
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:

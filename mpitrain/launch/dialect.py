@@ -33,15 +33,10 @@ ASK_LIBRARY = (
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI.
+    """An MPI."""
 
-    Attributes:
-        kind: `Open MPI`, `MPICH` or `Intel MPI`.
-        version: its numbers; empty if it does not tell.
-    """
-
-    kind: str
-    version: tuple[int, ...] = ()
+    kind: str  # `Open MPI`, `MPICH` or `Intel MPI`
+    version: tuple[int, ...] = ()  # its numbers; empty if it does not tell
 
     def __str__(self) -> str:
         return f"{self.kind} {'.'.join(map(str, self.version))}".rstrip()

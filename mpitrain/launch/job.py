@@ -29,36 +29,22 @@ LIST_TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Srun:
-    """Slurm's own launcher.
+    """Slurm's own launcher."""
 
-    Attributes:
-        path: of srun.
-        plugin: its `--mpi`.
-    """
-
-    path: str
-    plugin: str
+    path: str  # of srun
+    plugin: str  # its `--mpi`
 
 
 @dataclass(frozen=True)
 class LaunchJob:
-    """What is to be run, and by what.
+    """What is to be run, and by what."""
 
-    Attributes:
-        request: the ranks.
-        mpi: theirs.
-        mpirun: its path.
-        allocation: of a batch system, if there is one.
-        srun: if it starts the ranks in place of mpirun.
-        daemonless: ranks are started without daemons on their hosts, where there are several (see the folder of this
-            name).
-    """
-
-    request: Request
-    mpi: Mpi
-    mpirun: str
-    allocation: Allocation | None = None
-    srun: Srun | None = None
+    request: Request  # the ranks
+    mpi: Mpi  # theirs
+    mpirun: str  # its path
+    allocation: Allocation | None = None  # of a batch system, if there is one
+    srun: Srun | None = None  # if it starts the ranks in place of mpirun
+    # ranks are started without daemons on their hosts, where there are several (see the folder of this name)
     daemonless: bool = False
 
     @property

@@ -14,15 +14,10 @@ TAG = re.compile(rb"\s*(?:\[[\d,]+\](?:<stderr>)?:?|\d+:)\s*")
 
 @dataclass
 class Listener:
-    """Takes the marks out of what ranks write to standard error.
+    """Takes the marks out of what ranks write to standard error."""
 
-    Attributes:
-        secret: of this run.
-        marks: those found so far.
-    """
-
-    secret: str
-    marks: list[Mark] = field(default_factory=list)
+    secret: str  # of this run
+    marks: list[Mark] = field(default_factory=list)  # those found so far
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> bytes:

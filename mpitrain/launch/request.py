@@ -27,33 +27,20 @@ INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*(?:/\d{1,3})?")
 
 @dataclass(frozen=True)
 class Request:
-    """A job, in the words of no MPI.
+    """A job, in the words of no MPI."""
 
-    Attributes:
-        command: program and arguments of each rank.
-        ranks: how many.
-        hosts: where; () for this host alone.
-        map_by: `slot` fills one host after the other, `node` gives each host one rank in turn.
-        bind_to: what each rank is bound to: `none`, `core`, `numa` or `socket`.
-        oversubscribe: more ranks than slots are allowed.
-        allow_root: ranks may run as root.
-        environment: variables for the ranks; on this host alone they are added to those that all programs have.
-        interfaces: names or networks that ranks and daemons use; () for all.
-        tag_output: each line says which rank it is from.
-        extra: options handed to mpirun or srun as they are.
-    """
-
-    command: tuple[str, ...]
-    ranks: int
-    hosts: tuple[Host, ...] = ()
-    map_by: str = "slot"
-    bind_to: str = "none"
-    oversubscribe: bool = False
-    allow_root: bool = False
+    command: tuple[str, ...]  # program and arguments of each rank
+    ranks: int  # how many
+    hosts: tuple[Host, ...] = ()  # where; () for this host alone
+    map_by: str = "slot"  # `slot` fills one host after the other, `node` gives each host one rank in turn
+    bind_to: str = "none"  # what each rank is bound to: `none`, `core`, `numa` or `socket`
+    oversubscribe: bool = False  # more ranks than slots are allowed
+    allow_root: bool = False  # ranks may run as root
+    # variables for the ranks; on this host alone they are added to those that all programs have
     environment: Mapping[str, str] = field(default_factory=dict)
-    interfaces: tuple[str, ...] = ()
-    tag_output: bool = False
-    extra: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()  # names or networks that ranks and daemons use; () for all
+    tag_output: bool = False  # each line says which rank it is from
+    extra: tuple[str, ...] = ()  # options handed to mpirun or srun as they are
 
     def __post_init__(self) -> None:
         for interface in self.interfaces:

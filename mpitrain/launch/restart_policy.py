@@ -24,15 +24,10 @@ ON_PURPOSE = (85, 130, 143)
 
 @dataclass(frozen=True)
 class Policy:
-    """What happens when a job fails.
+    """What happens when a job fails."""
 
-    Attributes:
-        restarts: how often it is started again.
-        min_ranks: with how many ranks it still is.
-    """
-
-    restarts: int = 0
-    min_ranks: int = 1
+    restarts: int = 0  # how often it is started again
+    min_ranks: int = 1  # with how many ranks it still is
 
 
 def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, ranks: int) -> Policy:
@@ -66,23 +61,14 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
 
 @dataclass(frozen=True)
 class Failure:
-    """How one attempt ended.
+    """How one attempt ended."""
 
-    Attributes:
-        step: finished steps, of the whole training where ranks count them.
-        place: ranks and hosts, if known.
-        reason: the same for two failures of the same cause.
-        lost: hosts to which there is no connection.
-        is_death: a rank ended by something else than its program.
-        is_rough: no rank has told of the fault, and steps were made: which was the last one is not known.
-    """
-
-    step: int
-    place: str
-    reason: str
-    lost: tuple[str, ...] = ()
-    is_death: bool = False
-    is_rough: bool = False
+    step: int  # finished steps, of the whole training where ranks count them
+    place: str  # ranks and hosts, if known
+    reason: str  # the same for two failures of the same cause
+    lost: tuple[str, ...] = ()  # hosts to which there is no connection
+    is_death: bool = False  # a rank ended by something else than its program
+    is_rough: bool = False  # no rank has told of the fault, and steps were made: which was the last one is not known
 
     @classmethod
     def of(cls, outcome: Outcome, code: int) -> Failure:
@@ -128,32 +114,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """The next attempt.
+    """The next attempt."""
 
-    Attributes:
-        request: what is started.
-        delay_seconds: after which.
-        resumes: checkpoints have been written, from which it goes on whatever it was told about them.
-    """
-
-    request: Request
-    delay_seconds: float
-    resumes: bool
+    request: Request  # what is started
+    delay_seconds: float  # after which
+    resumes: bool  # checkpoints have been written, from which it goes on whatever it was told about them
 
 
 @dataclass
 class Restarts:
-    """Decides after each attempt of one job.
+    """Decides after each attempt of one job."""
 
-    Attributes:
-        policy: what was asked for.
-        failures: so far.
-        saved: step of the newest checkpoint that was written.
-    """
-
-    policy: Policy
-    failures: list[Failure] = field(default_factory=list)
-    saved: int | None = None
+    policy: Policy  # what was asked for
+    failures: list[Failure] = field(default_factory=list)  # so far
+    saved: int | None = None  # step of the newest checkpoint that was written
     _in_vain: int = 0  # attempts in a row that have written no checkpoint
 
     def after(self, outcome: Outcome, code: int, request: Request) -> tuple[NextAttempt | None, str]:

@@ -26,19 +26,12 @@ ALIVE_INTERVAL_SECONDS, ALIVE_COUNT = 3, 3
 
 @dataclass(frozen=True)
 class Ssh:
-    """How other hosts are reached.
+    """How other hosts are reached."""
 
-    Attributes:
-        program: ssh, or what the user has in its place, with arguments of its own.
-        port: of the hosts' sshd, if not what ssh is configured for.
-        identity_file: private key, if not what ssh is configured for.
-        connect_timeout_seconds: after which a host that does not answer is given up.
-    """
-
-    program: tuple[str, ...] = ("ssh",)
-    port: int | None = None
-    identity_file: str | None = None
-    connect_timeout_seconds: int = CONNECT_TIMEOUT_SECONDS
+    program: tuple[str, ...] = ("ssh",)  # ssh, or what the user has in its place, with arguments of its own
+    port: int | None = None  # of the hosts' sshd, if not what ssh is configured for
+    identity_file: str | None = None  # private key, if not what ssh is configured for
+    connect_timeout_seconds: int = CONNECT_TIMEOUT_SECONDS  # after which a host that does not answer is given up
 
     def __post_init__(self) -> None:
         if not self.program or self.program[0].startswith("-"):

@@ -37,55 +37,33 @@ ORPHAN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How one job is run.
+    """How one job is run."""
 
-    Attributes:
-        argv: program and arguments.
-        environ: its variables.
-        secret: what marks of its ranks begin with.
-        launcher: `Open MPI`, `Hydra` or `srun`; they differ in what they do on signals.
-        is_ours: the ranks are of mpitrain, and tell when they have met.
-        start_timeout_seconds: in which all ranks must have met.
-        grace_seconds: between a signal that ends the job and SIGKILL.
-        output: directory for the output of each rank, or None.
-        shrinks_by_hosts: once ranks have met, the job goes on when a host is lost.
-    """
-
-    argv: tuple[str, ...]
-    environ: Mapping[str, str]
-    secret: str
-    launcher: str
-    is_ours: bool
-    start_timeout_seconds: float
-    grace_seconds: float
-    output: Path | None = None
-    shrinks_by_hosts: bool = False
+    argv: tuple[str, ...]  # program and arguments
+    environ: Mapping[str, str]  # its variables
+    secret: str  # what marks of its ranks begin with
+    launcher: str  # `Open MPI`, `Hydra` or `srun`; they differ in what they do on signals
+    is_ours: bool  # the ranks are of mpitrain, and tell when they have met
+    start_timeout_seconds: float  # in which all ranks must have met
+    grace_seconds: float  # between a signal that ends the job and SIGKILL
+    output: Path | None = None  # directory for the output of each rank, or None
+    shrinks_by_hosts: bool = False  # once ranks have met, the job goes on when a host is lost
 
 
 @dataclass
 class Outcome:
-    """How a job went.
+    """How a job went."""
 
-    Attributes:
-        code: of the launcher: its exit code, or 128 and the signal that ended it.
-        listener: what the ranks told.
-        ssh_codes: hosts whose ssh failed, and its exit code; when a job fails, the launcher may have ended it.
-        lost: hosts whose connection ended while the launcher went on.
-        tail: the end of what was written to standard error.
-        signals: those that were handed on.
-        timed_out: the ranks did not meet in time.
-        seconds: it ran.
-        first: the rank of this host that ended first, where Hydra has ended the others before they told why.
-    """
-
-    code: int
-    listener: Listener
+    code: int  # of the launcher: its exit code, or 128 and the signal that ended it
+    listener: Listener  # what the ranks told
+    # hosts whose ssh failed, and its exit code; when a job fails, the launcher may have ended it
     ssh_codes: dict[str, int] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    tail: bytes = b""
-    signals: list[int] = field(default_factory=list)
-    timed_out: bool = False
-    seconds: float = 0.0
+    lost: set[str] = field(default_factory=set)  # hosts whose connection ended while the launcher went on
+    tail: bytes = b""  # the end of what was written to standard error
+    signals: list[int] = field(default_factory=list)  # those that were handed on
+    timed_out: bool = False  # the ranks did not meet in time
+    seconds: float = 0.0  # it ran
+    # the rank of this host that ended first, where Hydra has ended the others before they told why
     first: int | None = None
 
     @property

@@ -18,25 +18,15 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Place:
-    """What one rank has.
+    """What one rank has."""
 
-    Attributes:
-        rank: its number.
-        node: number of its host.
-        host: its name.
-        local_rank: the rank's number on its host.
-        device: what it computes on.
-        cores: how many it may use; shared with other ranks unless each is bound to its own.
-        memory_bytes: of the host, or less where a container limits it; None if unknown.
-    """
-
-    rank: int
-    node: int
-    host: str
-    local_rank: int
-    device: str
-    cores: int
-    memory_bytes: int | None
+    rank: int  # its number
+    node: int  # number of its host
+    host: str  # its name
+    local_rank: int  # the rank's number on its host
+    device: str  # what it computes on
+    cores: int  # how many it may use; shared with other ranks unless each is bound to its own
+    memory_bytes: int | None  # of the host, or less where a container limits it; None if unknown
 
 
 def places(world: World) -> list[Place]:

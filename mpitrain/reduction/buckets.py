@@ -22,21 +22,13 @@ HALF_PRECISIONS = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One gradient as all ranks must see it.
+    """One gradient as all ranks must see it."""
 
-    Attributes:
-        name: path of the variable.
-        shape: static shape.
-        dtype: name of the dtype.
-        sparse: True for `tf.IndexedSlices`.
-        half: half precisions are summed as they are.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    sparse: bool = False
-    half: bool = False
+    name: str  # path of the variable
+    shape: tuple[int, ...]  # static shape
+    dtype: str  # name of the dtype
+    sparse: bool = False  # True for `tf.IndexedSlices`
+    half: bool = False  # half precisions are summed as they are
 
     @property
     def size(self) -> int:
@@ -70,17 +62,11 @@ def itemsize(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class UpdateCall(Call):
-    """What all ranks know of one update before they exchange it.
+    """What all ranks know of one update before they exchange it."""
 
-    Attributes:
-        owner: whose gradients they are.
-        specs: of the gradients.
-        added_up: the gradients of ranks are added up, not averaged.
-    """
-
-    owner: str
-    specs: tuple[TensorSpec, ...]
-    added_up: bool = False
+    owner: str  # whose gradients they are
+    specs: tuple[TensorSpec, ...]  # of the gradients
+    added_up: bool = False  # the gradients of ranks are added up, not averaged
 
     @functools.cached_property
     def title(self) -> str:

@@ -23,32 +23,20 @@ from mpitrain.world.agreement import Agreed, Agreement
 
 @dataclass
 class Statistics:
-    """Where the time of the exchange went, on this rank.
+    """Where the time of the exchange went, on this rank."""
 
-    Attributes:
-        updates: gradient updates done.
-        waiting: seconds until the slowest rank had come.
-        exchange: seconds in which buckets were exchanged.
-        samples_global: samples of all ranks behind all updates.
-    """
-
-    updates: int = 0
-    waiting: float = 0.0
-    exchange: float = 0.0
-    samples_global: float = 0.0
+    updates: int = 0  # gradient updates done
+    waiting: float = 0.0  # seconds until the slowest rank had come
+    exchange: float = 0.0  # seconds in which buckets were exchanged
+    samples_global: float = 0.0  # samples of all ranks behind all updates
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """How the contributions of one update are weighted.
+    """How the contributions of one update are weighted."""
 
-    Attributes:
-        before: factor on this rank's own gradients before the sum; None for 1, 0 for no contribution.
-        after: factor on the sum.
-    """
-
-    before: float | None
-    after: float
+    before: float | None  # factor on this rank's own gradients before the sum; None for 1, 0 for no contribution
+    after: float  # factor on the sum
 
     @property
     def share(self) -> float:

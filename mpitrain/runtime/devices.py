@@ -31,47 +31,29 @@ SHARED_MEMORY = 0.9
 
 @dataclass(frozen=True)
 class Visible:
-    """What one rank may use.
+    """What one rank may use."""
 
-    Attributes:
-        variable: the variable that narrows it.
-        devices: the names by which that variable calls them: positions, UUIDs, MIG names.
-        detected: the device files this rank may open, as given. Ranks whose files differ (a scheduler
-            that confines each) mean different devices by the same position.
-        own: the scheduler gave these devices to this rank alone.
-    """
-
-    variable: str
-    devices: tuple[str, ...]
+    variable: str  # the variable that narrows it
+    devices: tuple[str, ...]  # the names by which that variable calls them: positions, UUIDs, MIG names
+    # the device files this rank may open, as given. Ranks whose files differ (a scheduler that confines each) mean
+    # different devices by the same position
     detected: tuple[str, ...] = ()
-    own: bool = False
+    own: bool = False  # the scheduler gave these devices to this rank alone
 
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What one rank uses, and what must be set for it before TensorFlow starts.
+    """What one rank uses, and what must be set for it before TensorFlow starts."""
 
-    Attributes:
-        environment: variables to set.
-        device: name of the device in `environment`, None for the CPU.
-        memory_limit_mib: take that much device memory at most.
-        fraction: take that fraction of the device's memory at most.
-        growth: take device memory only as it is needed.
-        required: the user asked for a GPU: to run without is an error.
-        hide: no GPU may be used although there may be some.
-        description: one phrase for the user.
-        unused: devices of this host that no rank uses; the same on all its ranks.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None
-    memory_limit_mib: int | None = None
-    fraction: float | None = None
-    growth: bool = False
-    required: bool = False
-    hide: bool = False
-    description: str = "CPU"
-    unused: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set
+    device: str | None = None  # name of the device in `environment`, None for the CPU
+    memory_limit_mib: int | None = None  # take that much device memory at most
+    fraction: float | None = None  # take that fraction of the device's memory at most
+    growth: bool = False  # take device memory only as it is needed
+    required: bool = False  # the user asked for a GPU: to run without is an error
+    hide: bool = False  # no GPU may be used although there may be some
+    description: str = "CPU"  # one phrase for the user
+    unused: tuple[str, ...] = ()  # devices of this host that no rank uses; the same on all its ranks
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,11 @@ class HostfileError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a job.
+    """One host of a job."""
 
-    Attributes:
-        name: as the launcher is to find it.
-        slots: how many ranks it takes.
-        max_slots: how many it takes at most, where that is said.
-    """
-
-    name: str
-    slots: int = 1
-    max_slots: int | None = None
+    name: str  # as the launcher is to find it
+    slots: int = 1  # how many ranks it takes
+    max_slots: int | None = None  # how many it takes at most, where that is said
 
 
 def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:

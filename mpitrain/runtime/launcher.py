@@ -20,21 +20,13 @@ MOST_DIGITS = 6  # of a number of nodes, or of tasks on one; more would fill the
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a launcher's variables say; None for what it does not tell.
+    """What a launcher's variables say; None for what it does not tell."""
 
-    Attributes:
-        name: who started this process.
-        rank: position in the job.
-        size: number of processes in the job.
-        local_rank: position on this host.
-        local_size: number of processes on this host.
-    """
-
-    name: str
-    rank: int | None
-    size: int | None
-    local_rank: int | None
-    local_size: int | None
+    name: str  # who started this process
+    rank: int | None  # position in the job
+    size: int | None  # number of processes in the job
+    local_rank: int | None  # position on this host
+    local_size: int | None  # number of processes on this host
 
 
 @dataclass(frozen=True)

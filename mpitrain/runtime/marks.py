@@ -40,19 +40,12 @@ EVENTS = (
 
 @dataclass(frozen=True)
 class Mark:
-    """What a rank told.
+    """What a rank told."""
 
-    Attributes:
-        event: one of `EVENTS`.
-        rank: whose it is; -1 if it is not known yet.
-        host: the name of its host.
-        detail: what belongs to the event.
-    """
-
-    event: str
-    rank: int
-    host: str
-    detail: str = ""
+    event: str  # one of `EVENTS`
+    rank: int  # whose it is; -1 if it is not known yet
+    host: str  # the name of its host
+    detail: str = ""  # what belongs to the event
 
 
 class Reporter:

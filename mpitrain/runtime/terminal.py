@@ -16,13 +16,9 @@ DEEPEST = 8  # a rank may be a child of a wrapper, of a daemon, of a shell
 
 @dataclass(frozen=True)
 class Terminal:
-    """The terminal that output appears on.
+    """The terminal that output appears on."""
 
-    Attributes:
-        columns: its width.
-    """
-
-    columns: int
+    columns: int  # its width
 
 
 def launchers_terminal(pid: int | None = None, proc: Path = Path("/proc")) -> Terminal | None:

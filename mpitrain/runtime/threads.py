@@ -19,17 +19,11 @@ FEWEST_INTER = 2
 
 @dataclass(frozen=True)
 class ThreadPlan:
-    """Sizes of TensorFlow's thread pools.
+    """Sizes of TensorFlow's thread pools."""
 
-    Attributes:
-        intra: threads that share the work of one operation.
-        inter: operations that run at the same time.
-        openmp: threads of libraries that use OpenMP, or None where the user has set them.
-    """
-
-    intra: int
-    inter: int
-    openmp: int | None = None
+    intra: int  # threads that share the work of one operation
+    inter: int  # operations that run at the same time
+    openmp: int | None = None  # threads of libraries that use OpenMP, or None where the user has set them
 
     @property
     def environment(self) -> dict[str, str]:

@@ -12,25 +12,15 @@ NODE_VARIABLE = "MPITRAIN_NODE"
 
 @dataclass(frozen=True)
 class Topology:
-    """One rank's place in the job.
+    """One rank's place in the job."""
 
-    Attributes:
-        rank: this process, 0 to `size - 1`.
-        size: number of ranks in the job.
-        local_rank: position of this rank among the ranks of its node.
-        local_size: number of ranks on its node.
-        node_rank: position of its node, in the order in which nodes first appear among the ranks.
-        hosts: host name of each rank.
-        nodes: node rank of each rank.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node_rank: int
-    hosts: tuple[str, ...]
-    nodes: tuple[int, ...]
+    rank: int  # this process, 0 to `size - 1`
+    size: int  # number of ranks in the job
+    local_rank: int  # position of this rank among the ranks of its node
+    local_size: int  # number of ranks on its node
+    node_rank: int  # position of its node, in the order in which nodes first appear among the ranks
+    hosts: tuple[str, ...]  # host name of each rank
+    nodes: tuple[int, ...]  # node rank of each rank
 
     @property
     def host(self) -> str:

@@ -65,15 +65,10 @@ def build(
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a new model begins with.
+    """What a new model begins with."""
 
-    Attributes:
-        shape: of the samples that are trained on.
-        preprocessing: of samples as the files hold them.
-    """
-
-    shape: Shape
-    preprocessing: Preprocessing
+    shape: Shape  # of the samples that are trained on
+    preprocessing: Preprocessing  # of samples as the files hold them
 
     def layers(self) -> tuple[Any, Any]:
         """Local: the model's input, as the files hold samples, and what comes out of its first layers."""

@@ -43,23 +43,14 @@ TRAINING, TIMES, EVALUATION, COUNTING, SAVING = range(5)
 
 @dataclass(frozen=True)
 class LostRanks:
-    """Ranks that were lost while the others went on.
+    """Ranks that were lost while the others went on."""
 
-    Attributes:
-        ranks: their numbers in the job as it was started.
-        hosts: their hosts.
-        left: how many ranks went on.
-        epoch: from 0, in which it happened.
-        update: the last one that was made with them.
-        seconds: from the moment when it was noticed to the end of the next step.
-    """
-
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    left: int
-    epoch: int
-    update: int
-    seconds: float
+    ranks: tuple[int, ...]  # their numbers in the job as it was started
+    hosts: tuple[str, ...]  # their hosts
+    left: int  # how many ranks went on
+    epoch: int  # from 0, in which it happened
+    update: int  # the last one that was made with them
+    seconds: float  # from the moment when it was noticed to the end of the next step
 
     def __str__(self) -> str:
         names = ", ".join(f"{rank} ({host})" for rank, host in zip(self.ranks, self.hosts, strict=True))

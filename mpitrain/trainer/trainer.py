@@ -41,17 +41,11 @@ from mpitrain.world.world import World
 
 @dataclass(frozen=True)
 class Times:
-    """Where the seconds of `fit` went: means over ranks.
+    """Where the seconds of `fit` went: means over ranks."""
 
-    Attributes:
-        total: all of them, with the tracing of the graph and the validation.
-        exchange: in the exchange of gradients.
-        waiting: until the slowest rank had come.
-    """
-
-    total: float
-    exchange: float
-    waiting: float
+    total: float  # all of them, with the tracing of the graph and the validation
+    exchange: float  # in the exchange of gradients
+    waiting: float  # until the slowest rank had come
 
     @property
     def compute(self) -> float:
@@ -61,27 +55,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a training run, the same on all ranks.
+    """What came of a training run, the same on all ranks."""
 
-    Attributes:
-        history: numbers of each epoch, over the samples of all ranks.
-        evaluated_on: `test`, or where there are no test samples `validation`, or `training`.
-        results: loss and metrics there, after the last epoch.
-        samples: training samples of all ranks, in all epochs.
-        times: where the time went.
-        model_path: the saved model, if one was.
-        servers: what parameter servers counted, where there are any.
-        losses: of ranks, after which the others went on.
-    """
-
-    history: dict[str, list[float]]
-    evaluated_on: str
-    results: dict[str, float]
-    samples: int
-    times: Times
-    model_path: Path | None
-    servers: ServerCounts | None = None
-    losses: tuple[LostRanks, ...] = ()
+    history: dict[str, list[float]]  # numbers of each epoch, over the samples of all ranks
+    evaluated_on: str  # `test`, or where there are no test samples `validation`, or `training`
+    results: dict[str, float]  # loss and metrics there, after the last epoch
+    samples: int  # training samples of all ranks, in all epochs
+    times: Times  # where the time went
+    model_path: Path | None  # the saved model, if one was
+    servers: ServerCounts | None = None  # what parameter servers counted, where there are any
+    losses: tuple[LostRanks, ...] = ()  # of ranks, after which the others went on
 
     @property
     def samples_per_second(self) -> float:

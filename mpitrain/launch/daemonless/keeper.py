@@ -34,21 +34,13 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be started.
+    """What is to be started."""
 
-    Attributes:
-        rank: its number.
-        token: what marks for the starter begin with.
-        directory: in which it works.
-        words: program and arguments.
-        environment: variables, added to those that ssh has set here.
-    """
-
-    rank: int
-    token: str
-    directory: str
-    words: tuple[str, ...]
-    environment: Mapping[str, str]
+    rank: int  # its number
+    token: str  # what marks for the starter begin with
+    directory: str  # in which it works
+    words: tuple[str, ...]  # program and arguments
+    environment: Mapping[str, str]  # variables, added to those that ssh has set here
 
     def line(self) -> bytes:
         """For the keeper's standard input."""

@@ -12,19 +12,12 @@ from mpitrain.runtime.topology import NODE_VARIABLE
 
 @dataclass(frozen=True)
 class Place:
-    """Of one rank.
+    """Of one rank."""
 
-    Attributes:
-        host: its name.
-        node: its number among the hosts of the job.
-        local_rank: of the ranks there, this is which.
-        local_size: how many there are.
-    """
-
-    host: str
-    node: int
-    local_rank: int
-    local_size: int
+    host: str  # its name
+    node: int  # its number among the hosts of the job
+    local_rank: int  # of the ranks there, this is which
+    local_size: int  # how many there are
 
     def variables(self) -> dict[str, str]:
         """What the rank is told: the words of Open MPI, which would have told it otherwise, and our own."""

@@ -10,15 +10,10 @@ from mpitrain.runtime.hostfile import parse, read
 
 @dataclass(frozen=True)
 class HostInfo:
-    """A host.
+    """A host."""
 
-    Attributes:
-        hostname: its name.
-        slots: how many ranks it takes.
-    """
-
-    hostname: str
-    slots: int
+    hostname: str  # its name
+    slots: int  # how many ranks it takes
 
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
