@@ -45,7 +45,7 @@ class World:
     threads: ThreadPlan
     faults: FaultOptions = field(default_factory=FaultOptions)
     watchdog: Watchdog | None = None
-    make_strategy: InitVar[MakePolicy] = by_size
+    make_strategy: InitVar[MakePolicy] = field(kw_only=True)
     strategy: Policy = field(init=False)
     numbers: tuple[int, ...] = field(init=False)
     shrink_group: ShrinkGroup = field(init=False)

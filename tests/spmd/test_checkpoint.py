@@ -29,6 +29,7 @@ from mpitrain.errors import AgreedError
 from mpitrain.runtime.topology import Topology
 from mpitrain.trainer.trainer import Trainer
 from mpitrain.world.agreement import Agreement
+from mpitrain.world.policy import by_size
 from mpitrain.world.world import World
 from tests.spmd.truth import WORLD
 
@@ -142,7 +143,8 @@ def alone() -> World:
     host, communicator = WORLD.topology.host, LocalCommunicator()
     agreement = Agreement(communicator, [host])
     all_reduce = AllReduce(communicator, "alone", {})
-    return World(Topology.single(host), communicator, agreement, all_reduce, WORLD.devices, WORLD.threads)
+    place = Topology.single(host)
+    return World(place, communicator, agreement, all_reduce, WORLD.devices, WORLD.threads, make_strategy=by_size)
 
 
 def numbers(model: Any) -> list[bytes]:
