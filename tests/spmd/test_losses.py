@@ -280,6 +280,30 @@ def rows(sizes: Sequence[int] = SIZES) -> list[Batch]:
     return [(random.normal(3.0, 1.0, (n, FEATURES)), random.normal(size=(n, 2))) for n in sizes]
 
 
+@several
+def test_the_scale_of_a_loss_is_that_of_one_process() -> None:
+    """Gradients of half precision overflow until the scale is small enough; such steps are skipped."""
+
+    def maker() -> Any:
+        inputs = keras.Input((FEATURES,), dtype="float32")
+        outputs = keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")(inputs)
+        model = keras.Model(inputs, outputs)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-3), dynamic_growth_steps=4)
+        model.compile(optimizer, "mse", jit_compile=False)
+        return model
+
+    random = np.random.default_rng(8)
+    n = 4 * WORLD.size
+    batches = [(random.uniform(0.5, 1.0, (n, FEATURES)).astype("float32"), np.full((n, 1), 100.0))] * 12
+    model, reference = maker(), maker()
+    for one, data, callbacks in ((model, own_rows(batches), [DataParallel()]), (reference, batches, [])):
+        one.fit(Batches(data), shuffle=False, verbose=0, callbacks=callbacks)
+    check_same(model, reference, 1e-2)
+    found, expected = model.optimizer, reference.optimizer
+    assert int(found.iterations) == int(expected.iterations) < 12
+    assert float(found.dynamic_scale) == float(expected.dynamic_scale)
+
+
 def sum_of_batch(y: Any, p: Any) -> Any:
     return tf.reduce_sum((y - p) ** 2) / 16
 
