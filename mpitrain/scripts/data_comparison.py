@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ import tensorflow as tf
 from mpitrain.collectives.ordering import host_call
 from mpitrain.data.portions import take
 from mpitrain.errors import AgreedError
-from mpitrain.runtime import keras_private
 from mpitrain.scripts.seeds import preserve_random_state
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.world.world import World
@@ -131,25 +129,20 @@ class DataComparison:
     def __init__(self, world: World, note: Note) -> None:
         self._world, self._note = world, note
         self._streams: dict[str, list[dict[str, list[Summary]]]] = {}  # the first batches of each, not yet compared
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._warned = False
         self._calls = 0
 
-    def check(self, call: str, arguments: Mapping[str, Any], model: Any = None) -> None:
+    def check(self, call: str, arguments: Mapping[str, Any]) -> None:
         """Collective: compare arrays and numbers.
 
         Args:
             call: the method that gets them.
             arguments: of the script, by their names.
-            model: whose vocabularies are compared, too, the first time.
 
         Raises:
             AgreedError: on all ranks: something is not the same.
         """
         own = {name: _summaries(value) for name, value in arguments.items() if name not in UNCOMPARED}
-        if model is not None and model not in self._models:
-            self._models.add(model)
-            own |= _vocabularies(model)
         self._world.agreement.call(f"what is given to {call}")
         everyone = self._world.communicator.all_gather_obj(own)
         names = dict.fromkeys(name for one in everyone for name in one)
@@ -260,12 +253,6 @@ def _unlike(everyone: Sequence[Sequence[Summary]]) -> list[int]:
         for rank, one in enumerate(everyone)
         if len(one) != len(first) or not all(mine.is_like(theirs) for mine, theirs in zip(one, first, strict=True))
     ]
-
-
-def _vocabularies(model: Any) -> dict[str, list[Summary]]:
-    """Local: of the model's layers that look texts up: they are no variables, which would become rank 0's."""
-    layers = [layer for layer in keras_private.layers_within(model) if hasattr(layer, "get_vocabulary")]
-    return {f"vocabulary of {layer.name}": [summary(np.array(layer.get_vocabulary()))] for layer in layers}
 
 
 def _watched(batches: Iterator[Any], found: list[dict[str, list[Summary]]]) -> Iterator[Any]:

@@ -103,7 +103,7 @@ class KerasPatches:
         if _knows_ranks(arguments.get("callbacks")) or not model.compiled:  # the latter Keras refuses
             self.trained = True
             return fit(model, **arguments)
-        self._comparison.check("fit", arguments, model)
+        self._comparison.check("fit", arguments)
         self._watch(arguments)
         self._division.divide_training(model, arguments)
         self._note_model(model)

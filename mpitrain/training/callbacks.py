@@ -20,6 +20,7 @@ from mpitrain.training.model_state import (
     step_counters,
     synchronize_start,
     unlike_counts,
+    verify_vocabularies,
 )
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.shares import LossIs
@@ -114,6 +115,7 @@ class DataParallel(keras.callbacks.Callback):
             in_step = self._strategy.in_step and self.model.steps_per_execution == 1
             self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
+            verify_vocabularies(self.model, self._world)
             synchronize_start(self.model, self._world)
             optimizer_hook = hook_of(self.model.optimizer)
             if optimizer_hook is not None and not self._goes_on:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.errors import AgreedError
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import adopt, average_statistics, differing, has_value, part_streams, synchronize
 from mpitrain.strategies.strategy import Strategy
@@ -53,6 +55,33 @@ def _state(model: Any) -> list[Any]:
         found += replicated_state(model.optimizer) if started else model.optimizer.variables
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return list({id(v): v for v in found if id(v) not in metrics}.values())
+
+
+def verify_vocabularies(model: Any, world: World) -> None:
+    """Collective: layers that look texts up number them alike: these are no variables, which would become rank 0's.
+
+    Args:
+        model: the same on all ranks.
+        world: the job.
+
+    Raises:
+        AgreedError: on all ranks: some number them otherwise.
+    """
+    layers = [one for one in keras_private.layers_within(model) if hasattr(one, "get_vocabulary")]
+    if not layers:
+        return
+    texts = ["\0".join(map(str, layer.get_vocabulary())) for layer in layers]
+    own = np.array([zlib.crc32(text.encode("utf-8", "replace")) for text in texts], np.int64)
+    world.agreement.call(f"vocabularies of {len(layers)} layers")
+    everyone = np.zeros((world.size, len(layers)), np.int64)
+    world.communicator.all_gather(own, everyone)
+    for layer, unlike in zip(layers, (everyone != everyone[0]).T, strict=True):
+        if unlike.any():
+            ranks = world.agreement.name(np.flatnonzero(unlike).tolist())
+            raise AgreedError(
+                f"fit: the vocabulary of {layer.name} is not the same on {ranks} as on rank 0. Make it of the "
+                "same texts on all ranks, in the same order: sort what comes from a set"
+            )
 
 
 def step_counters(optimizer: Any) -> list[Any]:

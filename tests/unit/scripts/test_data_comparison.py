@@ -106,17 +106,6 @@ def test_what_differs_is_named(name: str, ours: Callable[[int], Any]) -> None:
     assert "as on rank 0. All ranks must come to the same data" in texts[0]
 
 
-def test_vocabularies_are_compared() -> None:
-    def action(handed: DataComparison, rank: int) -> None:
-        words = ["a", "b", "c"]
-        layer = keras.layers.StringLookup(vocabulary=words[rank:] + words[:rank], name="words")
-        handed.check("fit", {}, keras.Sequential([keras.Input((1,), dtype="string"), layer]))
-
-    texts = [text for text, _ in on_ranks(2, action)]
-    assert texts[0] == texts[1]
-    assert texts[0].startswith("fit: vocabulary of words is not the same on rank 1 (host1)")
-
-
 def batches(order: Any, change: float = 0.0) -> tf.data.Dataset:
     pictures = tf.data.Dataset.from_tensor_slices((PICTURES[order], LABELS[order])).batch(50)
     return pictures.map(lambda x, y: (x + change, y))
