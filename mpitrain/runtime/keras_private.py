@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise UsageError(
         f"mpitrain does not know this Keras, {keras.__version__}: {error}. Install one that it was tested with: "
-        'pip install "keras>=3.7,<3.16"'
+        'pip install "keras>=3.12,<3.16"'
     ) from error
 
 # `tf.keras`, whose modules are copies of Keras' own, with the same functions in them.
@@ -50,6 +50,8 @@ CLIP_GRADIENTS = "_clip_gradients"  # (gradients): the first that happens to acc
 LOGS_OF_EPOCH = "_get_metrics_result_or_logs"  # (logs): what the callbacks get of a whole epoch
 SAVE_OF_BACKUP = "_save_model"  # of BackupAndRestore: its public methods decide when, and must run on all ranks
 SAVE_OF_ORBAX = "_save_checkpoint"  # of OrbaxCheckpoint, likewise
+# What Keras adds for an activity regularizer is a mean over the rows of a batch only from 3.14 on.
+ACTIVITY_LOSS_IS_A_SUM = tuple(int(number) for number in keras.__version__.split(".")[:2]) < (3, 14)
 # An argument of `evaluate` by which `fit` tells that it is the caller.
 CALLED_BY_FIT = "_use_cached_eval_dataset"
 

@@ -152,8 +152,7 @@ class Step:
             return self._left_alone(call, loss, y_true, y_pred, sample_weight)
         of_keras = _of_keras(loss)
         whole = self._shares.loss_is == "whole" or (self._shares.loss_is == "sum" and of_keras)
-        # Circle compares each row with all others; Keras 3.6 lacks it.
-        if not (whole and getattr(loss, "fn", None) is getattr(keras.losses, "circle", self)):
+        if not (whole and getattr(loss, "fn", None) is keras.losses.circle):  # it compares each row with all others
             self._one_number, self._counts_rows = False, of_keras or not whole
             self._nested = True
             try:
@@ -225,6 +224,15 @@ class Step:
             self._shares.tell_of_assumption(f"what layer {layer.name} gives to add_loss")
             return loss
         return keras.tree.map_structure(lambda one: self._times(one, self._ranks()), loss)
+
+    def activity_loss(self, loss: Any) -> Any:
+        """Collective where Keras adds a sum over rows, as it did: what it adds for an activity regularizer."""
+        if not keras_private.ACTIVITY_LOSS_IS_A_SUM:
+            return loss
+        if self._shares.served:
+            self._shares.tell(OF_SERVERS)
+            return loss
+        return self._times(loss, self._ranks())
 
     def weight(self, metric: Any, values: Any, sample_weight: Any) -> Any:
         """Collective where it needs the samples of all ranks: the weight of what a metric is given.
@@ -363,9 +371,9 @@ def _install() -> None:
 
     def add_loss(original: Reduce, layer: Any, loss: Any) -> None:
         step = _current.get()
-        # Keras itself adds what is a mean over rows.
-        if step is not None and not sys._getframe(2).f_globals.get("__name__", "").startswith("keras."):
-            loss = step.added_loss(layer, loss)
+        if step is not None:
+            by_keras = sys._getframe(2).f_globals.get("__name__", "").startswith("keras.")
+            loss = step.activity_loss(loss) if by_keras else step.added_loss(layer, loss)
         original(layer, loss)
 
     def of_moments(original: Reduce, layer: Any, inputs: Any, mask: Any) -> Any:

@@ -186,6 +186,14 @@ def test_sizes_of_all() -> None:
 
 
 @each_module
+def test_protocols_are_not_made(path: Path) -> None:
+    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    protocols = [node for node in classes if any(ast.unparse(base) == "Protocol" for base in node.bases)]
+    inits = [node.name for node in protocols for made in node.body if getattr(made, "name", "") == "__init__"]
+    assert inits == [], "Python 3.10 takes __init__ away from them, and from what derives from them"
+
+
+@each_module
 def test_docstrings(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree), f"{path} does not say what it is for"

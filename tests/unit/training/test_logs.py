@@ -18,7 +18,7 @@ LOGS = {
     "loss": tf.constant(2.0),
     "parts": {"one": 1, "two": np.float32(0.5)},
     "several": [tf.constant([1.0, 2.0]), (3, "text")],
-    "half": tf.constant([1.5], tf.bfloat16),
+    "half": tf.constant([1.5, 2.5], tf.bfloat16),
 }
 
 
@@ -32,7 +32,7 @@ def test_leaves_are_found_and_put_back() -> None:
         ("several", 1, 1): "text",
     }
     assert leaves["several", 0].tolist() == [1.0, 2.0]
-    assert (leaves["half",].tolist(), leaves["half",].dtype) == ([1.5], np.float32)
+    assert (leaves["half",].tolist(), leaves["half",].dtype) == ([1.5, 2.5], np.float32)
     back = nested({path: leaves[path] for path in sorted(leaves, key=str)})
     assert (back["loss"], back["one"], back["several"][1]) == (2.0, 1.0, [3, "text"])
     assert leaves_of(None) == {}

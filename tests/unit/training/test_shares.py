@@ -49,7 +49,9 @@ def data(weighted: bool = False) -> list[Batch]:
 
 
 def dense(loss: Any, **options: Any) -> Any:
-    layers = [keras.Input((FEATURES,)), keras.layers.Dense(CLASSES, activation="softplus")]
+    regularizer = options.pop("activity_regularizer", None)
+    outputs = keras.layers.Dense(CLASSES, activation="softplus", activity_regularizer=regularizer)
+    layers = [keras.Input((FEATURES,)), outputs]
     if options.pop("batch_norm", False):
         layers.insert(1, keras.layers.BatchNormalization(momentum=0.5))
     model = options.pop("kind", keras.Sequential)(layers)
@@ -82,6 +84,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
     "whole": (lambda: dense(whole_batch), {}, {"loss_is": "whole"}),
     "own sum": (lambda: dense(None, kind=OwnStep), {}, {"loss_is": "sum"}),
     "moments": (lambda: dense("mse", batch_norm=True), {}, {"sync_batch_norm": True}),
+    "activities": (lambda: dense("mse", activity_regularizer="l2"), {}, {}),
 }
 
 
