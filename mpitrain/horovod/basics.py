@@ -24,6 +24,43 @@ from mpitrain.horovod.process_sets import (
 from mpitrain.world import groups, start
 from mpitrain.world.world import World
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
 session_threads.install()
 keras2.install()

@@ -17,6 +17,14 @@ from mpitrain.horovod.variables import broadcast_variables
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value
 
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """All ranks start from rank `root_rank`'s variables.

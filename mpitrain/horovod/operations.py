@@ -20,6 +20,18 @@ from mpitrain.horovod.compression import Compression
 from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member, position, told
 from mpitrain.world.world import World
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 
 @dataclass(frozen=True)
 class _Reduction:

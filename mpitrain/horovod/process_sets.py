@@ -15,6 +15,8 @@ from mpitrain.errors import CollectiveError
 from mpitrain.world import groups
 from mpitrain.world.world import World
 
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 ERROR_INIT, ERROR_UNKNOWN_SET = -1, -3  # what `process_set_included_op` gives
 

@@ -16,6 +16,8 @@ from mpitrain.horovod.process_sets import ProcessSet, global_process_set, member
 from mpitrain.strategies import replicas
 from mpitrain.strategies.strategy import strategy_of
 
+__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "join"]
+
 
 def broadcast_variables(
     variables: Sequence[Any],

@@ -1,4 +1,3 @@
 """`import mpitrain.horovod.keras as hvd` in the place of `import horovod.keras as hvd`."""
 
 from mpitrain.horovod.tensorflow.keras import *  # noqa: F403
-from mpitrain.horovod.tensorflow.keras import __all__ as __all__

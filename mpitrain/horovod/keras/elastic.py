@@ -1,4 +1,3 @@
 """`horovod.keras.elastic` is `horovod.tensorflow.keras.elastic` by another name."""
 
 from mpitrain.horovod.tensorflow.keras.elastic import *  # noqa: F403
-from mpitrain.horovod.tensorflow.keras.elastic import __all__ as __all__

@@ -1,144 +1,21 @@
 """`import mpitrain.horovod.tensorflow as hvd` in the place of `import horovod.tensorflow as hvd`."""
 
-from mpitrain.horovod.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    gpu_available,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_rank_op,
-    local_size,
-    local_size_op,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    process_set_included_op,
-    rank,
-    rank_op,
-    rocm_built,
-    shutdown,
-    size,
-    size_op,
-    start_timeline,
-    stop_timeline,
+from mpitrain.horovod.basics import *  # noqa: F403
+from mpitrain.horovod.compression import Compression as Compression
+from mpitrain.horovod.legacy import BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook
+from mpitrain.horovod.legacy import broadcast_global_variables as broadcast_global_variables
+from mpitrain.horovod.normalization import SyncBatchNormalization as SyncBatchNormalization
+from mpitrain.horovod.operations import *  # noqa: F403
+from mpitrain.horovod.optimizers import DistributedOptimizer as DistributedOptimizer
+from mpitrain.horovod.process_sets import *  # noqa: F403
+from mpitrain.horovod.tapes import DistributedGradientTape as DistributedGradientTape
+from mpitrain.horovod.tapes import PartialDistributedGradientTape as PartialDistributedGradientTape
+from mpitrain.horovod.tensorflow import elastic as elastic
+from mpitrain.horovod.tensorflow import mpi_ops as mpi_ops
+from mpitrain.horovod.tensorflow import util as util
+from mpitrain.horovod.tensorflow.mpi_ops import check_num_rank_power_of_2 as check_num_rank_power_of_2
+from mpitrain.horovod.tensorflow.mpi_ops import (
+    handle_average_backwards_compatibility as handle_average_backwards_compatibility,
 )
-from mpitrain.horovod.compression import Compression
-from mpitrain.horovod.legacy import (
-    BroadcastGlobalVariablesHook,
-    broadcast_global_variables,
-)
-from mpitrain.horovod.normalization import SyncBatchNormalization
-from mpitrain.horovod.operations import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from mpitrain.horovod.optimizers import DistributedOptimizer
-from mpitrain.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from mpitrain.horovod.tapes import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
-)
-from mpitrain.horovod.tensorflow import elastic, mpi_ops, util
-from mpitrain.horovod.tensorflow.mpi_ops import check_num_rank_power_of_2, handle_average_backwards_compatibility
-from mpitrain.horovod.tensorflow.util import _executing_eagerly
-from mpitrain.horovod.variables import (
-    allgather_object,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-    join,
-)
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNormalization",
-    "_executing_eagerly",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_ops",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-    "util",
-]
+from mpitrain.horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
+from mpitrain.horovod.variables import *  # noqa: F403

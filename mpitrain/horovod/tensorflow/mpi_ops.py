@@ -1,116 +1,13 @@
 """Horovod's operations and the job, where tests and libraries import them."""
 
-from mpitrain.horovod.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    gpu_available,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_rank_op,
-    local_size,
-    local_size_op,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    process_set_included_op,
-    rank,
-    rank_op,
-    rocm_built,
-    shutdown,
-    size,
-    size_op,
-    start_timeline,
-    stop_timeline,
-)
-from mpitrain.horovod.basics import operation as handle_average_backwards_compatibility
-from mpitrain.horovod.common.basics import HorovodBasics
-from mpitrain.horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
-from mpitrain.horovod.operations import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from mpitrain.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from mpitrain.horovod.variables import join
+from mpitrain.horovod.basics import *  # noqa: F403
+from mpitrain.horovod.basics import operation
+from mpitrain.horovod.common.basics import HorovodBasics as HorovodBasics
+from mpitrain.horovod.common.util import num_rank_is_power_2
+from mpitrain.horovod.operations import *  # noqa: F403
+from mpitrain.horovod.process_sets import *  # noqa: F403
+from mpitrain.horovod.variables import join as join
 
 _basics = HorovodBasics()
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "HorovodBasics",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "_basics",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-]
+check_num_rank_power_of_2 = num_rank_is_power_2
+handle_average_backwards_compatibility = operation

@@ -1,87 +1,17 @@
 """`import mpitrain.horovod.tensorflow.keras as hvd` in the place of `import horovod.tensorflow.keras as hvd`."""
 
-from mpitrain.horovod.basics import (
-    Adasum,
-    Average,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    gpu_available,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from mpitrain.horovod.compression import Compression
-from mpitrain.horovod.legacy import broadcast_global_variables
-from mpitrain.horovod.models import load_model
-from mpitrain.horovod.optimizers import KerasDistributedOptimizer as DistributedOptimizer
-from mpitrain.horovod.optimizers import PartialDistributedOptimizer
-from mpitrain.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from mpitrain.horovod.tensorflow.keras import callbacks, elastic
-from mpitrain.horovod.values import allgather, allreduce, broadcast, reducescatter
+from mpitrain.horovod.basics import *  # noqa: F403
+from mpitrain.horovod.compression import Compression as Compression
+from mpitrain.horovod.legacy import broadcast_global_variables as broadcast_global_variables
+from mpitrain.horovod.models import load_model as load_model
+from mpitrain.horovod.optimizers import KerasDistributedOptimizer
+from mpitrain.horovod.optimizers import PartialDistributedOptimizer as PartialDistributedOptimizer
+from mpitrain.horovod.process_sets import *  # noqa: F403
+from mpitrain.horovod.tensorflow.keras import callbacks as callbacks
+from mpitrain.horovod.tensorflow.keras import elastic as elastic
+from mpitrain.horovod.values import allgather as allgather
+from mpitrain.horovod.values import allreduce as allreduce
+from mpitrain.horovod.values import broadcast as broadcast
+from mpitrain.horovod.values import reducescatter as reducescatter
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+DistributedOptimizer = KerasDistributedOptimizer

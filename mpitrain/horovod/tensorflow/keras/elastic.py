@@ -1,20 +1,9 @@
 """`horovod.tensorflow.keras.elastic`."""
 
-from mpitrain.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from mpitrain.horovod.elastic import (
-    CommitStateCallback,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = [
-    "CommitStateCallback",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+from mpitrain.horovod.common.exceptions import HorovodInternalError as HorovodInternalError
+from mpitrain.horovod.common.exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from mpitrain.horovod.elastic import CommitStateCallback as CommitStateCallback
+from mpitrain.horovod.elastic import KerasState as KerasState
+from mpitrain.horovod.elastic import UpdateBatchStateCallback as UpdateBatchStateCallback
+from mpitrain.horovod.elastic import UpdateEpochStateCallback as UpdateEpochStateCallback
+from mpitrain.horovod.elastic import run as run
