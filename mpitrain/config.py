@@ -100,9 +100,7 @@ def variable(name: str) -> str:
 def options(kind: type, command: str | None = None) -> dict[str, Option]:
     """Local: the options of a dataclass and of those in its fields, by their names.
 
-    Args:
-        kind: the dataclass.
-        command: only those that it takes; None for all.
+    With a command only those that it takes.
     """
     found: dict[str, Option] = {}
     for item in dataclasses.fields(kind):
@@ -136,9 +134,7 @@ def own_options(kind: type) -> dict[str, Option]:
 def build(kind: type[Room], found: Mapping[str, Any]) -> Room:
     """Local: an object of the dataclass.
 
-    Args:
-        kind: the dataclass.
-        found: values of options, by their names; more than are its own do no harm.
+    More values than are its own do no harm.
     """
     table: type = kind
     arguments = {name: found[one.name] for name, one in own_options(table).items() if one.name in found}
@@ -177,9 +173,7 @@ def check_values(chosen: Any) -> None:
 def check_needs(chosen: Any, given: Collection[str]) -> None:
     """Local: whether every option that was given can act.
 
-    Args:
-        chosen: with all of them; what one needs that it has not is not looked at.
-        given: names of options.
+    What an option needs that `chosen` has not is not looked at.
 
     Raises:
         UsageError: one would do nothing, since another option is not as it needs it.
@@ -211,11 +205,6 @@ def from_environment(kind: type, environ: Mapping[str, str], given: Mapping[str,
 
 def from_file(written: Mapping[str, Any], source: str, known: Mapping[str, Option]) -> dict[str, Any]:
     """Local: the options of a file, converted and checked.
-
-    Args:
-        written: from `read_file`.
-        source: name of the file, for messages.
-        known: what may stand there.
 
     Raises:
         UsageError: an option does not exist, stands there twice, or has a value that it may not have.
@@ -250,11 +239,6 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def read(name: str, one: Option, value: Any) -> Any:
     """Local: `value` as the option's kind; whole numbers do for numbers, texts for anything but flags.
-
-    Args:
-        name: for messages.
-        one: the option.
-        value: from wherever.
 
     Raises:
         UsageError: it cannot be, or is none that the option may have.

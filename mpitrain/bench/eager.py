@@ -19,13 +19,8 @@ CALLS = 200
 def measure(world: World, sizes: Sequence[int], repeat: int) -> Iterator[Row]:
     """Collective: one row for each number of bytes.
 
-    `mpitrain.all_reduce`, `allreduce` of `mpitrain.horovod` and MPI_Allreduce alone take turns; each measurement is
-    the mean of 200 calls in a row on the slowest rank.
-
-    Args:
-        world: the job, of two ranks or more.
-        sizes: bytes of a float32 tensor, multiples of 4.
-        repeat: rounds.
+    `mpitrain.all_reduce`, `allreduce` of `mpitrain.horovod` and MPI_Allreduce alone take turns; each measurement is the
+    mean of 200 calls in a row on the slowest rank. Sizes are bytes of a float32 tensor, multiples of 4.
 
     Raises:
         AgreedError: there is only one rank.

@@ -23,16 +23,9 @@ def measure(
 ) -> Iterator[Row]:
     """Collective: one row for each number of bytes in each number of tensors.
 
-    Three things take turns: a `tf.function` that makes fresh gradients, the same with their exchange, and
-    MPI_Allreduce in place of as many bytes outside TensorFlow. The exchange is the second less the first.
-    Each measurement is that of the slowest rank.
-
-    Args:
-        world: the job, of two ranks or more.
-        mebibytes: sizes of all gradients together, float32.
-        tensors: numbers of gradients of equal size.
-        repeat: rounds.
-        rate: bits per second of each host's link, for the limit.
+    Three things take turns: a `tf.function` that makes fresh gradients, the same with their exchange, and MPI_Allreduce
+    in place of as many bytes outside TensorFlow. The exchange is the second less the first. Each measurement is that of
+    the slowest rank. `rate` is in bits per second, of each host's link.
 
     Raises:
         AgreedError: there is only one rank.

@@ -17,10 +17,6 @@ def interleave(turns: Mapping[str, Callable[[], list[float]]], repeat: int) -> d
 
     Each round begins with another one, so that none always follows the same neighbour.
 
-    Args:
-        turns: each returns its measurements.
-        repeat: rounds.
-
     Returns:
         All measurements of each.
     """

@@ -19,13 +19,6 @@ def measure(mpirun: Mpirun, models: Sequence[str], ranks: int, batch_size: int, 
     """Local: one row for each model, from jobs of 1 and of `ranks` ranks in alternation.
 
     The allowance is the largest bucket and 64 MiB.
-
-    Args:
-        mpirun: starts the jobs.
-        models: names from `workload.MODELS`.
-        ranks: of the job with exchange.
-        batch_size: of each rank.
-        repeat: jobs of each kind.
     """
     for name in models:
         yield _case(mpirun, name, ranks, batch_size, repeat)

@@ -42,15 +42,7 @@ def measure(
     The ranks behind rank 0 hold the tensors in turn, as TensorFlow servers. A step on rank 0 fetches each and computes
     with each, in their order, as a forward pass does with the weights of its layers. With a window of k, a tensor is
     not read before the k-th before it has arrived: a control dependency. The limit is the time in which all travel, and
-    of the work with the last.
-
-    Args:
-        world: the job, of two ranks or more.
-        load: of a step.
-        windows: to be compared with all at once.
-        repeat: rounds, in which they take turns.
-        bind: see `start_server`.
-        insecure: see `start_server`.
+    of the work with the last. `bind` and `insecure` are those of `start_server`.
 
     Raises:
         AgreedError: there is only one rank.

@@ -26,9 +26,7 @@ def available() -> tuple[str, ...]:
 def start(world: World, names: Sequence[str]) -> dict[str, Peer]:
     """Collective: start peers. Has to come before TensorFlow is used, and once in a process.
 
-    Args:
-        world: the job, of two ranks or more.
-        names: some of `available()`.
+    Names are some of `available()`.
 
     Raises:
         AgreedError: there is only one rank.

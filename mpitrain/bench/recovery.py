@@ -31,12 +31,8 @@ def measure(
 ) -> Iterator[Row]:
     """Local: one row for each model, from jobs that go on in each way in alternation.
 
-    Args:
-        models: names from `workload.MODELS`.
-        ranks: of the jobs, of which the last one is killed.
-        batch_size: of each rank.
-        repeat: jobs of each way.
-        options: for `mpitrain run`, such as hosts; these must share the directory for temporary files.
+    The last of the ranks is killed. Options are for `mpitrain run`, such as hosts; these must share the directory for
+    temporary files.
     """
     ways = dict(WAYS)
     if not dialect.launcher_mpi(dialect.find_mpirun(os.environ), os.environ).has_prrte:

@@ -32,13 +32,7 @@ def events(directory: Path) -> list[tuple[str, float]]:
 
 
 def main(name: str, batch_size: int, directory: Path) -> None:
-    """Collective: train a model for some steps, with checkpoints.
-
-    Args:
-        name: one of `workload.MODELS`.
-        batch_size: of each rank.
-        directory: for events and checkpoints.
-    """
+    """Collective: train a model for some steps, with checkpoints."""
     from mpitrain.world.start import init
 
     world = init()

@@ -20,13 +20,7 @@ class ServerStrategy:
 
     The strategy is asynchronous: each step of a worker reads all variables, and sends a gradient for each, which its
     server applies as plain SGD. As many such steps as there are workers move the bytes of one synchronous update. It
-    has to be made before TensorFlow is used, and once in a process.
-
-    Args:
-        world: the job.
-        servers: how many.
-        bind: see `start_server`.
-        insecure: see `start_server`.
+    has to be made before TensorFlow is used, and once in a process. `bind` and `insecure` are those of `start_server`.
     """
 
     def __init__(self, world: World, servers: int, bind: str | None, insecure: bool) -> None:
@@ -44,12 +38,7 @@ class ServerStrategy:
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
 
     def seconds(self, elements: Sequence[int], calls: int) -> list[float]:
-        """Collective: seconds of one update, the mean of `calls`; empty on all ranks but the first.
-
-        Args:
-            elements: of each variable, float32.
-            calls: updates in a row.
-        """
+        """Collective: seconds of one update, the mean of `calls`; empty on all ranks but the first."""
 
         def measure() -> list[float]:
             update = self._update(tuple(elements))

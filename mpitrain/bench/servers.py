@@ -46,16 +46,10 @@ def measure(
 ) -> Iterator[Row]:
     """Collective: one row for each number of bytes and of servers.
 
-    The last ranks are workers, as many as there are beside the most servers, so that all rows have the same ones.
-    In each round every number of servers has one turn, in which the update by the servers and the all-reduce of as
-    many bytes by the same workers alternate. Each measurement is that of the slowest worker.
-
-    Args:
-        world: the job.
-        mebibytes: sizes of all gradients together, float32, in `TENSORS` tensors.
-        servers: numbers of servers; their ranks are the first ones.
-        repeat: rounds.
-        peer: with as many servers, where there is one number of them; it has a turn in each round, too.
+    The last ranks are workers, as many as there are beside the most servers, so that all rows have the same ones. In
+    each round every number of servers has one turn, in which the update by the servers and the all-reduce of as many
+    bytes by the same workers alternate. Each measurement is that of the slowest worker. The peer, which has as many
+    servers, has a turn in each round, too.
 
     Raises:
         AgreedError: there are too few ranks.
@@ -86,11 +80,6 @@ def measure_straggler(world: World, straggler: Straggler, repeat: int) -> Iterat
 
     Rank 0 is the server, the last rank the slow worker. Workers sleep instead of computing, so that they do not take
     each other's cores. The last figure is the gradients that counted, as a share of what the fast workers can make.
-
-    Args:
-        world: the job, of four ranks or more.
-        straggler: how it is measured.
-        repeat: rounds.
 
     Raises:
         AgreedError: there are too few ranks.

@@ -33,12 +33,8 @@ def measure(mpirun: Mpirun, ranks: int, repeat: int) -> Iterator[Row]:
     """Local: one row, from jobs that start in four ways in alternation; the slowest rank counts.
 
     Two pairs are compared: MPI and TensorFlow with and without `mpitrain.init()`, and the same with Keras, an
-    optimizer, and everything `fit` needs of mpitrain.
-
-    Args:
-        mpirun: starts the jobs.
-        ranks: of each job.
-        repeat: jobs of each way, after one of the last that is not counted (it fills the page cache).
+    optimizer, and everything `fit` needs of mpitrain. A job of the last way comes first and is not counted (it fills
+    the page cache).
     """
 
     def seconds(code: str) -> list[float]:

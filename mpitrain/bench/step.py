@@ -38,16 +38,9 @@ def measure(
 ) -> Iterator[Row]:
     """Collective: one row for each model.
 
-    Blocks of steps take turns: `alone` (rank 0 computes, the others sleep), `together` (all compute, no
-    exchange), `exchanged` (all, with DistributedOptimizer), and then each of the peers. The figures are medians
-    of rank 0's steps.
-
-    Args:
-        world: the job, of two ranks or more.
-        models: names from `workload.MODELS`.
-        batch_size: of each rank.
-        timing: how long.
-        peers: other libraries; each makes, from model name and batch size, a step that exchanges gradients.
+    Blocks of steps take turns: `alone` (rank 0 computes, the others sleep), `together` (all compute, no exchange),
+    `exchanged` (all, with DistributedOptimizer), and then each of the peers. The figures are medians of rank 0's steps.
+    Each of the peers makes, from model name and batch size, a step that exchanges gradients.
 
     Raises:
         AgreedError: there is only one rank.

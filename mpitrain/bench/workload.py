@@ -27,11 +27,6 @@ def workload(name: str, batch_size: int, seed: int) -> Workload:
 
     The image models keep the 1000 classes of their publication: it is with these that ResNet-50 has
     25.6 and VGG-16, at 64x64, 44 million parameters.
-
-    Args:
-        name: one of MODELS.
-        batch_size: of each rank.
-        seed: of the data; give each rank its own.
     """
     import keras
     import numpy as np
@@ -57,10 +52,7 @@ def train_step(
 ) -> Callable[[], float]:
     """Local: a step of training as one `tf.function`; calling it returns the loss as a float.
 
-    Args:
-        load: model and batch.
-        update: optimizer; `apply` is collective if it is a distributed one.
-        reduce: for peers that average gradients before the optimizer sees them.
+    With `reduce` peers average gradients before the optimizer sees them.
     """
     import tensorflow as tf
 

@@ -65,10 +65,7 @@ class Snapshot:
 def write(path: Path, snapshot: Snapshot, write_model: ModelWriter | None = None) -> None:
     """Local: a new checkpoint at `path`, whole or not at all.
 
-    Args:
-        path: a directory that does not exist, in one that does.
-        snapshot: what to save.
-        write_model: writes the file it is given, for other programs, if it can.
+    `write_model` writes the file it is given, for other programs, if it can.
 
     Raises:
         OSError: it cannot be written, or `path` exists; nothing is left of it.

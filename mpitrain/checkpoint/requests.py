@@ -56,10 +56,6 @@ class Requests:
         return [int(request) for request in agreed.requests]
 
     def now(self, when: str) -> list[int]:
-        """Collective: what all ranks want.
-
-        Args:
-            when: where they are, in words.
-        """
+        """Collective: what all ranks want."""
         self.tell()
         return [int(request) for request in self._world.agreement.call(f"{when}, with checkpoints").requests]

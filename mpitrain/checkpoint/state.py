@@ -73,12 +73,8 @@ def metrics_of(model: Any) -> list[Any]:
 def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Collective: copies of everything, on rank 0; on the others nothing.
 
-    The rest of the training may go on as soon as this returns.
-
-    Args:
-        model: with a built optimizer.
-        world: the job.
-        reusable: arrays of an earlier snapshot that nobody needs any more: new memory costs more than the copy.
+    The rest of the training may go on as soon as this returns. `reusable` are arrays of an earlier snapshot that nobody
+    needs any more: new memory costs more than the copy.
     """
     hook = hook_of(model.optimizer)
     if hook is not None:
@@ -129,12 +125,6 @@ def restore(model: Any, arrays: Mapping[str, Array], ranks: int, world: World) -
 
     With as many ranks as there were, each gets its own values and random states. With others, moments become the
     mean, sums of gradients that no update has used yet are dropped, and random streams are parted anew.
-
-    Args:
-        model: with a built optimizer, like the one of the checkpoint.
-        arrays: of the checkpoint.
-        ranks: how many there were.
-        world: the job.
     """
     same = ranks == world.size
     for item in items_of(model):

@@ -71,8 +71,7 @@ class Store:
     def newest(self, tell: Callable[[str], None]) -> tuple[Path, Snapshot] | None:
         """Local: the newest checkpoint that is whole; None where there is none at all.
 
-        Args:
-            tell: given one line for each damaged one that is passed over.
+        `tell` is given one line for each damaged one that is passed over.
 
         Raises:
             UsageError: there are checkpoints, but all are damaged.

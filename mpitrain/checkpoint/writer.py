@@ -11,9 +11,6 @@ class BackgroundWriter:
     """Runs a job on a thread of its own.
 
     Python waits for the thread before it ends, so what was begun is finished.
-
-    Args:
-        tell: given one line when a job failed.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -74,9 +74,6 @@ Tensor operations:
 def main(argv: Sequence[str] | None = None) -> int:
     """Local: start the job as `mpitrain run` does; where Horovod itself is installed, as Horovod does.
 
-    Args:
-        argv: arguments without the program's name; those of this process by default.
-
     Returns:
         The exit code.
     """

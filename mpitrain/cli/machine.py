@@ -28,9 +28,7 @@ OPTIONS = options(RankOptions, "serve")
 def start(arguments: argparse.Namespace, **others: Any) -> World:
     """Collective: `mpitrain.init` with what the command line says.
 
-    Args:
-        arguments: with those of `OPTIONS` that were given.
-        others: more for `init`; they win.
+    Other arguments are for `init`, too, and win.
 
     Raises:
         AgreedError: on every rank, for what the user can mend.

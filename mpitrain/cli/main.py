@@ -39,9 +39,6 @@ HEARD_SECONDS = 2.0  # in which the words of another rank reach the launcher
 def main(argv: Sequence[str] | None = None) -> int:
     """Collective: run the command that the arguments name, `train` by default.
 
-    Args:
-        argv: arguments without the program's name; those of this process by default.
-
     Returns:
         The exit code.
 
@@ -92,9 +89,7 @@ def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 def parsed(argv: list[str], others: Collection[str] = ()) -> tuple[ModuleType, argparse.Namespace]:
     """Local: the command that the arguments name, and its options.
 
-    Args:
-        argv: arguments without the program's name.
-        others: options that may have been meant, though they are another command's.
+    `others` are options that may have been meant, though they are another command's.
 
     Raises:
         UsageError: they are wrong.

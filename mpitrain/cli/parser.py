@@ -16,11 +16,7 @@ MOST_SHOWN = 4  # choices; more are named in the help
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments of one command: errors in one sentence, help from rank 0 only.
-
-    Args:
-        options: as for argparse.ArgumentParser.
-    """
+    """Arguments of one command: errors in one sentence, help from rank 0 only."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -28,9 +24,7 @@ class Parser(argparse.ArgumentParser):
     def add_options(self, options: Mapping[str, Option], others: Mapping[str, str] | None = None) -> None:
         """Local: take the options of a table. What is not given is no attribute of the arguments.
 
-        Args:
-            options: by their names.
-            others: more on the defaults of some, for options that a file may hold, too: switches can be turned off.
+        `others` is more on the defaults of some, for options that a file may hold, too: switches can be turned off.
         """
         for name, one in options.items():
             told = _help(one, (others or {}).get(name))
@@ -44,9 +38,7 @@ class Parser(argparse.ArgumentParser):
     def divide(self, words: Sequence[str], *, unknown: bool = True) -> tuple[list[str], list[str]]:
         """Local: the options at the beginning, with their values, and what follows.
 
-        Args:
-            words: of a command line.
-            unknown: an option that this parser does not know counts as one, without a value.
+        With `unknown`, an option that this parser does not know counts as one, without a value.
         """
         takes_value = {flag: one.nargs != 0 for one in self._actions for flag in one.option_strings}
         index = 0

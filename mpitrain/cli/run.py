@@ -166,13 +166,7 @@ def _attempt(
 ) -> Outcome:
     """Local: start the job once, and wait for its end.
 
-    Args:
-        arguments: of the command line.
-        job: all but what is asked for.
-        ssh: how hosts are reached.
-        again: what is asked for.
-        number: of this attempt, from 0.
-        pending: signals that have come meanwhile.
+    `number` is that of this attempt, from 0; `pending` are signals that have come meanwhile.
     """
     secret, output = secrets.token_hex(8), _absolute(arguments.output_filename)
     if output is not None and number:
@@ -211,12 +205,7 @@ def _attempt(
 
 
 def origin(job: LaunchJob, words: Sequence[str]) -> str:
-    """Local: from where a restarted job goes on, in words.
-
-    Args:
-        job: what is started.
-        words: what its ranks are given.
-    """
+    """Local: from where a restarted job goes on, in words."""
     if not job.is_ours:
         return "from the newest of its checkpoints, where it makes some (mpitrain.callbacks.Checkpoint), else anew"
     from mpitrain.cli import script  # with NumPy, which is needed for nothing else here

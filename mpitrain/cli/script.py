@@ -57,9 +57,6 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collective: run the script on all ranks.
 
-    Args:
-        arguments: with `rest`, the list that begins with the script or `-m`.
-
     Raises:
         AgreedError: on every rank, for what the user can mend.
     """

@@ -121,12 +121,7 @@ def _pair(part: str, jobs: str) -> tuple[str, int | None]:
 
 
 def task_of(sizes: Mapping[str, int], rank: int) -> Task:
-    """Local: ranks are tasks in the order in which the jobs are named.
-
-    Args:
-        sizes: tasks of each job.
-        rank: below their sum.
-    """
+    """Local: ranks are tasks in the order in which the jobs are named."""
     for job, count in sizes.items():
         if rank < count:
             return Task(job, rank)
@@ -135,13 +130,7 @@ def task_of(sizes: Mapping[str, int], rank: int) -> Task:
 
 
 def arrange(sizes: Mapping[str, int], addresses: list[str], rank: int) -> Cluster:
-    """Local: the cluster of ranks that can be reached at these addresses.
-
-    Args:
-        sizes: tasks of each job.
-        addresses: of each rank.
-        rank: this one.
-    """
+    """Local: the cluster of ranks that can be reached at these addresses."""
     jobs: dict[str, tuple[str, ...]] = {}
     start = 0
     for job, count in sizes.items():

@@ -50,9 +50,7 @@ def parse(text: str) -> tuple[Network, ...]:
 def choose(addresses: Sequence[str], networks: Sequence[Network]) -> str:
     """Local: which of a host's own addresses the others are to use.
 
-    Args:
-        addresses: of this host, the best first.
-        networks: named by the user.
+    The best of the addresses come first.
 
     Raises:
         UsageError: none of them is in one of the networks.
@@ -71,8 +69,7 @@ def choose(addresses: Sequence[str], networks: Sequence[Network]) -> str:
 def program(networks: Sequence[Network]) -> list[Instruction]:
     """Local: a filter in the kernel's classic packet filter language that passes what comes from these networks.
 
-    Args:
-        networks: of senders; see McCanne and Jacobson, The BSD Packet Filter, 1993.
+    See McCanne and Jacobson, The BSD Packet Filter, 1993.
 
     Raises:
         UsageError: there are too many.
@@ -113,10 +110,6 @@ def _check(network: Network) -> list[Instruction]:
 def restrict(port: int, networks: Sequence[Network]) -> int:
     """Local: let this process' listening sockets of a port be reached from these networks alone.
 
-    Args:
-        port: where a server of this process listens.
-        networks: whose packets are let through.
-
     Returns:
         To how many sockets it was done.
 
@@ -135,13 +128,7 @@ def restrict(port: int, networks: Sequence[Network]) -> int:
 
 
 def strangers(port: int, networks: Sequence[Network], proc: Path = Path("/proc")) -> list[str]:
-    """Local: from where connections to a port exist that the filter would not have let through.
-
-    Args:
-        port: of this host.
-        networks: that are allowed.
-        proc: the process file system.
-    """
+    """Local: from where connections to a port exist that the filter would not have let through."""
     found = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -181,10 +168,8 @@ def _listening(port: int) -> list[socket.socket]:
 def reserve(port: int = 0) -> socket.socket:
     """Local: keep a port from all others until TensorFlow listens there.
 
-    Linux lets two sockets have the same port if both allow it (SO_REUSEADDR, as gRPC sets) and not both listen.
-
-    Args:
-        port: a certain one; 0 for any.
+    Linux lets two sockets have the same port if both allow it (SO_REUSEADDR, as gRPC sets) and not both listen. Port 0
+    stands for any.
 
     Raises:
         UsageError: it is taken, or there is no such port.

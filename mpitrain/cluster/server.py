@@ -35,11 +35,6 @@ class Access:
     def of(cls, bind: str | None, insecure_network: bool, hosts: int) -> Access:
         """Local: by default this host alone.
 
-        Args:
-            bind: networks that the user names, as in `10.0.0.0/24`.
-            insecure_network: everybody may.
-            hosts: of the job.
-
         Raises:
             UsageError: the job is on several hosts, and nobody said which network they are on.
         """
@@ -56,9 +51,6 @@ class Access:
 
     def address(self, one_host: bool) -> str:
         """Local: at which of its addresses this host is reached.
-
-        Args:
-            one_host: the job is on this one alone.
 
         Raises:
             UsageError: it has none in the networks.

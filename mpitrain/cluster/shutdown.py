@@ -33,12 +33,8 @@ GOING = -1  # what `asked` says while nobody asks
 def wait(communicator: Communicator, asked: Callable[[], int], look_seconds: float = LOOK_SECONDS) -> int:
     """Collective: return on all ranks soon after one of them is asked to stop.
 
-    Each rank sends one message to rank 0, when it is asked or told, and gets one from there.
-
-    Args:
-        communicator: all ranks.
-        asked: called again and again on each; the exit code to stop with, 0 to 255, or `GOING`.
-        look_seconds: between two looks.
+    Each rank sends one message to rank 0, when it is asked or told, and gets one from there. `asked` is called again
+    and again; it gives the exit code to stop with, 0 to 255, or `GOING`.
 
     Returns:
         The exit code: rank 0's own, else that of the first rank it heard of.
@@ -66,9 +62,6 @@ def wait(communicator: Communicator, asked: Callable[[], int], look_seconds: flo
 def check_client(command: Sequence[str]) -> None:
     """Local: see whether there is a program to run.
 
-    Args:
-        command: see `Client.start`; empty for none.
-
     Raises:
         UsageError: there is no such script, or no module is named.
     """
@@ -88,10 +81,7 @@ class ClientProcess:
     def start(cls, command: Sequence[str], record: Record, environ: Mapping[str, str]) -> ClientProcess:
         """Local: start a Python program.
 
-        Args:
-            command: a script, or -m and a module, with its arguments.
-            record: of the cluster, for `find`.
-            environ: of this rank.
+        The command is a script, or -m and a module, with its arguments.
         """
         own = {**without_rank(environ), VARIABLE: str(record.path)}
         argv = [sys.executable, "-m", "mpitrain.cluster.client_main", str(os.getpid()), *command]
@@ -115,12 +105,6 @@ class ClientProcess:
 
 def serve_until_stopped(world: World, record: Record, client: ClientProcess | None, signals: Signals) -> int:
     """Collective: wait for Ctrl-C or another signal to any rank, `mpitrain serve --stop`, or the client's end.
-
-    Args:
-        world: the job.
-        record: the cluster's file, written on rank 0.
-        client: that of rank 0, if there is one.
-        signals: which may have come since before the cluster was told of.
 
     Returns:
         The client's exit code if it came to its end by itself, else 0; the same on all ranks.

@@ -11,12 +11,7 @@ PREFIX = "/dev/shm/mpich_shm_"
 
 
 def remove_names(maps: Path = Path("/proc/self/maps"), prefix: str = PREFIX) -> None:
-    """Local, when all ranks have come out of MPI_Init: the memory stays until the last rank of this host has ended.
-
-    Args:
-        maps: what this process has mapped.
-        prefix: of the names that are no longer needed.
-    """
+    """Local, when all ranks have come out of MPI_Init: the memory stays until the last rank of this host has ended."""
     with contextlib.suppress(OSError):
         for line in maps.read_text().splitlines():
             name = line.partition(prefix)[2]

@@ -108,13 +108,6 @@ def load_arrays(
 ) -> DataSource:
     """Local: the samples and labels among arrays that are named as in `load_npz`.
 
-    Args:
-        arrays: by their names.
-        path: what they are called in messages.
-        share: of the samples.
-        task: see `load.load`.
-        num_classes: likewise.
-
     Raises:
         DataError: they cannot be used; the message says why.
     """

@@ -25,10 +25,6 @@ COMPARED = 32
 def resolve(spec: str, error: type[UsageError]) -> Callable[..., Any]:
     """Local: import `package.module:function`; the working directory is searched as well.
 
-    Args:
-        spec: the function's name.
-        error: what to raise.
-
     Raises:
         error: there is no such module or function, or the import failed.
     """
@@ -73,15 +69,8 @@ def load_function(spec: str, share: Share, task: Task, num_classes: int | None) 
 def load_dataset(dataset: Any, spec: str, share: Share, task: Task, num_classes: int | None) -> DataSource:
     """Local: a dataset of single (x, y), in the same order each time.
 
-    It is read through once before, to count samples and classes; do not shuffle, batch or repeat it:
-    training does.
-
-    Args:
-        dataset: a `tf.data.Dataset`.
-        spec: what it is called in messages.
-        share: of the samples.
-        task: see `load.load`.
-        num_classes: likewise.
+    It is read through once before, to count samples and classes; do not shuffle, batch or repeat it: training does.
+    `spec` is what it is called in messages.
 
     Raises:
         DataError: the dataset is another.

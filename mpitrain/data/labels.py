@@ -36,16 +36,10 @@ def as_labels(
 ) -> Labels:
     """Understand labels as class numbers or quantities.
 
-    With task "auto", texts, integers and whole numbers are classes, rows of one 1 among 0s are too (one-hot),
-    anything else is a regression. Texts are numbered in alphabetical order.
-
-    Args:
-        values: one label a sample, shape (samples,) or (samples, k).
-        name: what to call the data in an error message.
-        task: what the labels are.
-        num_classes: how many classes there are, where the user said so; else one more than the largest label.
-        names: of the classes, where another part of the data has given them as text.
-        place: what to call the sample of a number in an error message.
+    With task "auto", texts, integers and whole numbers are classes, rows of one 1 among 0s are too (one-hot), anything
+    else is a regression. Texts are numbered in alphabetical order. Without `num_classes` there is one more than the
+    largest label. `names` are those of the classes, where another part of the data has given them as text; messages
+    call the data `name`, and a sample by its `place`.
 
     Raises:
         DataError: labels are no numbers, not finite, or no class numbers where such are wanted.

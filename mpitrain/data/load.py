@@ -67,20 +67,7 @@ def load(
 ) -> DataSource:
     """Local: this rank's share of some data; all ranks pass the same but `rank`.
 
-    Args:
-        data: digits, a `.npz` or `.csv` file, a directory of class folders, TFRecord files (a glob, a file
-            or a directory of them), or `package.module:function`; or a pair of arrays (x, y), arrays by the names
-            that they have in a `.npz` file, or a `tf.data.Dataset` of single (x, y) in the same order each time.
-        validation_split: the fraction of training samples to hold out, at least 0 and below 1; of no effect
-            on data that bring their own.
-        seed: decides what is held out, and the order of each epoch; the test samples of the digits are
-            always the same.
-        rank: of this process.
-        size: number of ranks.
-        task: classification, regression, or auto: whole numbers are classes.
-        num_classes: how many classes there are; else one more than the largest label.
-        feature_spec: for TFRecords, JSON as in `features.feature_spec`.
-        image_size: for encoded images, (height, width) to bring them to; else that of the first one.
+    Data and options are those of `trainer.data.load_data`.
 
     Raises:
         DataError: one sentence that says what is wrong with the data and how to mend it.

@@ -33,16 +33,8 @@ def load_tfrecords(
 ) -> DataSource:
     """Local: one sample a record, in an order shuffled over all files.
 
-    While training, each rank reads the records of its own share alone. All records are read once before, to
-    check them and to count the classes.
-
-    Args:
-        files: TFRecord files, not compressed.
-        share: of this rank.
-        task: what the labels are.
-        num_classes: as in `as_labels`.
-        spec: feature spec as JSON; read from the first record where it says nothing.
-        image_size: (height, width) to bring encoded images to.
+    While training, each rank reads the records of its own share alone. All records are read once before, to check them
+    and to count the classes. `spec` is the feature spec as JSON; what it does not say is read from the first record.
 
     Raises:
         DataError: a file is cut off or damaged, or records do not fit the spec.

@@ -127,10 +127,7 @@ class Agent:
 def start(host: str | None, way: Way, environ: Mapping[str, str]) -> Agent:
     """Local: start the agent on a host.
 
-    Args:
-        host: its name; None for this one, which needs no way.
-        way: the command that runs some words on a host.
-        environ: this process's variables.
+    Without a host, on this one, which needs no way.
 
     Raises:
         Unanswered: the command cannot be run.
@@ -159,10 +156,7 @@ def by_srun(srun: str) -> Way:
 def ask_all(task: Callable[[str], Result], names: Iterable[str], seconds: float) -> dict[str, Result | Unanswered]:
     """Local: the task for every name, each in a thread of its own.
 
-    Args:
-        task: what to do.
-        names: of hosts.
-        seconds: after which what has not ended is left alone (a name server may take minutes).
+    What has not ended after so many seconds is left alone (a name server may take minutes).
 
     Returns:
         By name, the result, or that it did not answer.

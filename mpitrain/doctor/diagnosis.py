@@ -63,10 +63,6 @@ class Visit:
 def examine(job: PlannedJob, tell: Callable[[str], None]) -> tuple[Finding, ...]:
     """Local: everything about a job that is not started yet.
 
-    Args:
-        job: what would be started.
-        tell: is told what is being done.
-
     Returns:
         Findings, in the order in which they are to be read.
 
@@ -93,13 +89,7 @@ def _launcher(environ: Mapping[str, str]) -> tuple[str | None, Mpi | None]:
 
 
 def is_here(name: str, own_name: str, addresses: Collection[str]) -> bool:
-    """Local: whether a name means this machine. May wait for a name server.
-
-    Args:
-        name: of a host.
-        own_name: what this machine calls itself.
-        addresses: of this machine.
-    """
+    """Local: whether a name means this machine. May wait for a name server."""
     if name in ("localhost", own_name, own_name.partition(".")[0]):
         return True
     try:

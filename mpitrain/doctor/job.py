@@ -44,14 +44,7 @@ class PlannedJob:
 
 
 def check(job: PlannedJob, mpi: Mpi | None, facts: Mapping[str, Facts], srun: bool = False) -> Iterator[Finding]:
-    """Root, slots, cores and GPUs.
-
-    Args:
-        job: what is asked about.
-        mpi: that of the launcher, as far as it is known.
-        facts: of the hosts that could be asked.
-        srun: Slurm's srun starts the ranks in place of mpirun.
-    """
+    """Root, slots, cores and GPUs."""
     open_mpi = mpi is not None and mpi.is_open_mpi
     yield from _root(job, open_mpi and not srun, facts)
     yield from _slots(job, open_mpi)

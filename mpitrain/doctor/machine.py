@@ -23,12 +23,7 @@ LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 
 def check(job: PlannedJob, facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Each host by itself, and the clocks against each other.
-
-    Args:
-        job: what is asked about.
-        facts: of the hosts that could be asked.
-    """
+    """Each host by itself, and the clocks against each other."""
     for name, host in facts.items():
         yield from _graphics(name, host)
         ranks = job.ranks_on.get(name, 0)

@@ -37,12 +37,7 @@ class Attempt:
 
 
 def port_ranges(environ: Mapping[str, str], mpi: Mpi | None) -> tuple[tuple[int, int], ...]:
-    """The ranges of ports that ranks and daemons will listen on; (0, 0) where the system chooses.
-
-    Args:
-        environ: variables of the launcher.
-        mpi: the one in use.
-    """
+    """The ranges of ports that ranks and daemons will listen on; (0, 0) where the system chooses."""
     if mpi is None or not mpi.is_open_mpi:
         names = ("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE", "MPICH_PORT_RANGE", "MPIR_CVAR_CH3_PORT_RANGE")
         ranges = [found for name in names if (found := _range(environ.get(name, "")))]
@@ -99,14 +94,7 @@ def plan(facts: Mapping[str, Facts], ports: Mapping[str, Sequence[int]]) -> list
 def check(
     facts: Mapping[str, Facts], attempts: Sequence[Attempt], environ: Mapping[str, str], mpi: Mpi | None
 ) -> Iterator[Finding]:
-    """Ways between hosts, ports, and interfaces that lead nowhere.
-
-    Args:
-        facts: of at least two hosts.
-        attempts: what was tried, with results.
-        environ: variables of the launcher, which may choose interfaces.
-        mpi: the one in use.
-    """
+    """Ways between hosts, ports, and interfaces that lead nowhere."""
     mute = tuple(name for name, host in facts.items() if not _leading_out(host))
     if mute:
         sentence = "has no IPv4 address that leads out, so that no connection can be tried"

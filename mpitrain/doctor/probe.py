@@ -28,10 +28,6 @@ ROUND_TRIPS = 30
 def measure(communicator: Communicator, hosts: tuple[str, ...]) -> list[dict[str, Any]]:
     """Collective: latency and bandwidth of each rank to the next one, a pair at a time.
 
-    Args:
-        communicator: of two ranks or more.
-        hosts: name of each rank's host.
-
     Returns:
         On every rank: for each pair `source`, `target`, `latency_seconds` (half of the shortest round trip of 8
         bytes) and `bits_per_second` (of messages of 1 MiB, one way).

@@ -19,12 +19,7 @@ STREAM_SECONDS = 0.4
 
 
 class Reach:
-    """Agents that listen, and call each other.
-
-    Args:
-        agents: by host.
-        facts: of the same hosts.
-    """
+    """Agents that listen, and call each other."""
 
     def __init__(self, agents: Mapping[str, Agent], facts: Mapping[str, Facts]) -> None:
         self._agents, self._facts = agents, facts
@@ -33,9 +28,6 @@ class Reach:
 
     def try_all(self, ranges: Sequence[tuple[int, int]]) -> tuple[list[Attempt], list[str]]:
         """Local: every host calls every other.
-
-        Args:
-            ranges: of ports, of each of which one is tried.
 
         Returns:
             What came of it, and the hosts that did not answer any more.

@@ -20,9 +20,7 @@ ALIKE = ("tensorflow", "keras", "numpy", "mpi4py")
 def check(here: str, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Everything that is installed.
 
-    Args:
-        here: the host that the others are held against.
-        facts: of the hosts that could be asked, `here` among them.
+    The others are held against `here`, which is one of them.
     """
     for name, host in facts.items():
         yield from _python(name, host, facts[here])

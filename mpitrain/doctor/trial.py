@@ -55,13 +55,7 @@ class Trial:
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> Trial:
-    """Local: start the job, and end it if it takes too long.
-
-    Args:
-        command: starts `python -m mpitrain.doctor.probe` on every host.
-        environ: its variables.
-        seconds: after which it is killed.
-    """
+    """Local: start the job, and end it if it takes too long."""
     try:
         process = subprocess.Popen(
             command,
@@ -94,12 +88,7 @@ def read(code: int, output: str) -> Trial:
 
 
 def check(trial: Trial, names: Sequence[str]) -> Iterator[Finding]:
-    """Whether the job ran, and the level of threads.
-
-    Args:
-        trial: how it went.
-        names: of the hosts it ran on.
-    """
+    """Whether the job ran, and the level of threads."""
     hosts = tuple(names)
     if trial.seconds is not None or trial.code or not trial.ranks:
         yield Finding("MPI job", hosts, "red", *_failed(trial, names))

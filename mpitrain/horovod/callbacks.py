@@ -70,11 +70,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """`logs` at the end of an epoch become their mean over ranks; to stand before callbacks that read them.
-
-    Args:
-        device: of no effect.
-    """
+    """`logs` at the end of an epoch become their mean over ranks; to stand before callbacks that read them."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -238,12 +234,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Saves the best model; the path is set later, as attribute `filepath`.
 
-    Args:
-        monitor: as for `ModelCheckpoint`, like all others.
-        verbose: see there.
-        save_weights_only: see there.
-        mode: see there.
-        save_freq: see there.
+    Its arguments are those of `ModelCheckpoint`.
     """
 
     def __init__(

@@ -37,12 +37,7 @@ class HostUpdateResult:
 
 
 class State:
-    """What an elastic job goes on from.
-
-    Args:
-        bcast_object: broadcasts an object from rank 0.
-        get_rank: tells this rank.
-    """
+    """What an elastic job goes on from."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
@@ -104,13 +99,7 @@ class State:
 
 
 class ObjectState(State):
-    """Python objects by name, which become attributes.
-
-    Args:
-        bcast_object: broadcasts an object from rank 0.
-        get_rank: tells this rank.
-        kwargs: the objects.
-    """
+    """Python objects by name, which become attributes."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -175,10 +164,7 @@ class _VariablesState(ObjectState):
 class TensorFlowState(_VariablesState):
     """Variables, and Python objects.
 
-    Args:
-        variables: those; of a graph of TensorFlow 1 all global ones by default.
-        session: of that graph.
-        kwargs: the objects.
+    Of a graph of TensorFlow 1 all global variables by default.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
@@ -213,25 +199,14 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class KerasState(TensorFlowKerasState):
-    """As TensorFlowKerasState.
-
-    Args:
-        model: built.
-        optimizer: that of the model by default.
-        kwargs: Python objects.
-    """
+    """As TensorFlowKerasState."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits every few batches, and at the end of each epoch.
-
-    Args:
-        state: what is committed.
-        batches_per_commit: how many batches.
-    """
+    """Commits every few batches, and at the end of each epoch."""
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -257,9 +232,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     """`state.batch` is the number of the last batch, and 0 at the end of an epoch.
 
     Keras 3 fixes the number of steps before callbacks are asked: after a reset give `fit` the rest of the epoch.
-
-    Args:
-        state: with an attribute `batch`.
     """
 
     def __init__(self, state: Any) -> None:
@@ -276,11 +248,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """`state.epoch` is the number of epochs that are done, those before a reset included.
-
-    Args:
-        state: with an attribute `epoch`.
-    """
+    """`state.epoch` is the number of epochs that are done, those before a reset included."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -96,12 +96,7 @@ def _bare(variable: Any) -> Any:
 
 
 class GradientExchange(Exchange):
-    """What changes gradients, as the options of one optimizer or tape say, on their way to the strategy of a World.
-
-    Args:
-        world: the ranks of the process set.
-        options: see there.
-    """
+    """What changes gradients, as the options of one optimizer or tape say, on their way to the strategy of a World."""
 
     def __init__(self, world: World, options: Options) -> None:
         self.world, self.options = world, options

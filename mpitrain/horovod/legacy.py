@@ -18,16 +18,9 @@ v1 = tf.compat.v1
 class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
     """Wraps an optimizer of TensorFlow 1: `compute_gradients` gives the gradients of all ranks.
 
-    With Adasum the optimizer first moves the variables by this rank's gradients, and what it moved them by is
-    combined (Maleki et al., 2021).
-
-    Args:
-        optimizer: what computes and applies gradients.
-        options: how the gradients become one.
-        name: of the optimizer.
-        use_locking: as for `tf.compat.v1.train.Optimizer`.
-        backward_passes_per_step: gradients (with Adasum: moves) of so many steps are added up first.
-        average_aggregated_gradients: they are averaged.
+    With Adasum the optimizer first moves the variables by this rank's gradients, and what it moved them by is combined
+    (Maleki et al., 2021). Gradients (with Adasum: moves) of `backward_passes_per_step` steps are added up first, or
+    averaged.
 
     Raises:
         ValueError: gradients are to be added up where steps run eagerly.
@@ -179,12 +172,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[name-defined]
-    """All global variables become those of rank `root_rank` when a session has been made.
-
-    Args:
-        root_rank: whose values are taken.
-        device: of no effect.
-    """
+    """All global variables become those of rank `root_rank` when a session has been made."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()

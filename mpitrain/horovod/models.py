@@ -19,12 +19,7 @@ def load_model(
 ) -> Any:
     """Local: a saved model whose optimizer averages its gradients over all ranks.
 
-    Args:
-        filepath: of a plain Keras file; what Horovod saved from Keras 2 does not load in Keras 3.
-        custom_optimizers: classes of optimizers that the file names.
-        custom_objects: other classes and functions that the file names.
-        compression: how its gradients travel.
-        legacy_opts: of no effect.
+    It is in a plain Keras file; what Horovod saved from Keras 2 does not load in Keras 3.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)

@@ -24,13 +24,7 @@ VARIABLE, MARK_VARIABLE = "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"
 
 
 class Timeline:
-    """Writes the events of one rank.
-
-    Args:
-        path: of the file.
-        rank: this rank, the number of its "process" in the viewer.
-        mark_cycles: an event at each header.
-    """
+    """Writes the events of one rank."""
 
     def __init__(self, path: Path, rank: int, mark_cycles: bool) -> None:
         self._file: TextIO = path.open("w")

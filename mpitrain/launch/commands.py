@@ -52,11 +52,7 @@ class Command:
 def build(request: Request, mpi: Mpi, mpirun: str, agent: str | None = None) -> Command:
     """The mpirun command.
 
-    Args:
-        request: what to start.
-        mpi: to which `mpirun` belongs.
-        mpirun: its path.
-        agent: program in place of ssh; without one the MPI starts its daemons in its own way.
+    `agent` is the program in place of ssh; without one the MPI starts its daemons in its own way.
 
     Raises:
         UsageError: this MPI cannot do what is asked for.
@@ -194,15 +190,7 @@ SRUN_BASICS = ("HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "PATH", "LD
 
 
 def build_srun(request: Request, mpi: Mpi, plugin: str, environ: Mapping[str, str], srun: str = "srun") -> Command:
-    """The srun command, within an allocation.
-
-    Args:
-        request: what to start; `hosts` where only some of the allocation's are to be used.
-        mpi: of the ranks.
-        plugin: Slurm's `--mpi`: `pmix`, `pmi2`, ...
-        environ: the variables here, with those of the allocation.
-        srun: its path.
-    """
+    """The srun command, within an allocation."""
     argv = [srun, f"--mpi={plugin}", f"--ntasks={request.ranks}", "--kill-on-bad-exit=1"]
     if request.hosts:
         argv += [f"--nodes={len(request.hosts)}", f"--nodelist={render(request.hosts, 'slurm').strip()}"]

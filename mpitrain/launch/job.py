@@ -70,10 +70,7 @@ class LaunchJob:
     def command(self, environ: Mapping[str, str], agent: str | None, ssh: str = "ssh") -> Command:
         """The command line, and its variables.
 
-        Args:
-            environ: the variables here.
-            agent: the program that stands for ssh, if it is used.
-            ssh: ssh itself with its options, quoted for a shell.
+        `agent` is the program that stands for ssh, if it is used; `ssh` itself has its options, quoted for a shell.
         """
         if self.shrinks_by_hosts:
             return build(daemonless_request(self.request, ssh), self.mpi, self.mpirun)

@@ -14,12 +14,7 @@ PATIENCE_SECONDS = 20  # beyond the connection: for a shell to start, and for qu
 
 
 def find_unreached(ssh: Ssh, hosts: Sequence[str]) -> dict[str, str]:
-    """Local: the hosts to which there is no connection, and what ssh says of each.
-
-    Args:
-        ssh: how they are reached.
-        hosts: their names.
-    """
+    """Local: the hosts to which there is no connection, and what ssh says of each."""
     if not hosts:
         return {}
     with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts))) as pool:

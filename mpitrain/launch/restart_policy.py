@@ -72,12 +72,7 @@ class Failure:
 
     @classmethod
     def of(cls, outcome: Outcome, code: int) -> Failure:
-        """What ranks, launcher and connections have told.
-
-        Args:
-            outcome: of the attempt.
-            code: its exit code.
-        """
+        """What ranks, launcher and connections have told."""
         listener, lost = outcome.listener, tuple(lost_hosts(outcome))
         fault = listener.fault
         # Where no rank has told of the fault, the step is that which was heard of last, half a second ago or less.
@@ -131,13 +126,7 @@ class Restarts:
     _in_vain: int = 0  # attempts in a row that have written no checkpoint
 
     def after(self, outcome: Outcome, code: int, request: Request) -> tuple[NextAttempt | None, str]:
-        """The next attempt, if there is one, and a sentence about it; none where there is nothing to say.
-
-        Args:
-            outcome: of this attempt.
-            code: its exit code.
-            request: what was started.
-        """
+        """The next attempt, if there is one, and a sentence about it; none where there is nothing to say."""
         saved = outcome.listener.numbers("saved")
         self.saved = saved[-1] if saved else self.saved
         if not self.policy.restarts:
@@ -217,13 +206,7 @@ def _places(before: Request, after: Request) -> str:
 
 
 def promise(policy: Policy, request: Request, origin: str) -> str:
-    """What a job survives, told before it starts.
-
-    Args:
-        policy: of the job.
-        request: what is started.
-        origin: from where a restarted job goes on, in words.
-    """
+    """What a job survives, told before it starts."""
     losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
     least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
     restarts = f"{policy.restarts} restart{'s' * (policy.restarts != 1)}"

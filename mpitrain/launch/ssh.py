@@ -79,9 +79,7 @@ class Ssh:
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """What to execute here, without a shell, for `words` to be executed on `host`.
 
-        Args:
-            host: its name.
-            words: program and arguments; quoted for the shell that ssh starts on the host.
+        The words are quoted for the shell that ssh starts on the host.
 
         Raises:
             UsageError: `host` is no name of a host, or a word cannot be handed on.
@@ -96,12 +94,6 @@ def from_environment(
     connect_timeout_seconds: int = CONNECT_TIMEOUT_SECONDS,
 ) -> Ssh:
     """Ssh with the program that the user has set for the MPI, if any.
-
-    Args:
-        environ: environment variables.
-        port: as for `Ssh`, and so are the others.
-        identity_file: as for `Ssh`.
-        connect_timeout_seconds: as for `Ssh`.
 
     Raises:
         UsageError: a setting cannot be.

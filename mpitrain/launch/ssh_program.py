@@ -40,11 +40,7 @@ exit $code
 
 
 class SshProgram:
-    """The program, in a private directory that is removed at the end.
-
-    Args:
-        ssh: how hosts are reached.
-    """
+    """The program, in a private directory that is removed at the end."""
 
     def __init__(self, ssh: Ssh) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="mpitrain-run-"))

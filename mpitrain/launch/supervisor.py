@@ -88,13 +88,7 @@ class Outcome:
 
 
 class Supervisor:
-    """Runs one job. For the main thread of a process that does nothing else.
-
-    Args:
-        plan: what to run.
-        agent: the program that stands for ssh, if there is one.
-        pending: signals that have come before it is started.
-    """
+    """Runs one job. For the main thread of a process that does nothing else."""
 
     def __init__(self, plan: Plan, agent: SshProgram | None = None, pending: list[int] | None = None) -> None:
         self._plan, self._agent = plan, agent
@@ -276,11 +270,7 @@ class Supervisor:
 
 
 class Signals:
-    """Notes signals for a loop, and wakes it. The handlers before are put back at the end.
-
-    Args:
-        pending: where signals are noted.
-    """
+    """Notes signals for a loop, and wakes it. The handlers before are put back at the end."""
 
     def __init__(self, pending: list[int]) -> None:
         self._pending = pending

@@ -26,11 +26,6 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     The launcher's exit code stands if it tells of a failure; not so where rank 0 has told that it ends with 0, and all
     ranks had come to their end: what happens to them afterwards is no matter. If it is 0, a job of several ranks has
     succeeded only if rank 0 said so, where ranks have told anything at all (programs without mpitrain tell nothing).
-
-    Args:
-        outcome: from the supervisor.
-        request: what was started.
-        start_timeout_seconds: in which the ranks had to meet.
     """
     said = _hosts(outcome)
     if outcome.timed_out:

@@ -66,12 +66,7 @@ class ProgressDisplay:
         self._draw(0.0, {})
 
     def update(self, samples: float, numbers: Mapping[str, float]) -> None:
-        """Local: `samples` of this epoch are done by all ranks; drawn at most ten times a second.
-
-        Args:
-            samples: since the epoch began.
-            numbers: loss and metrics so far.
-        """
+        """Local: `samples` of this epoch are done by all ranks; drawn at most ten times a second."""
         if self._bar is not None and time.perf_counter() - self._drawn >= REFRESH_SECONDS:
             self._draw(samples, numbers)
 

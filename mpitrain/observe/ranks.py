@@ -45,11 +45,7 @@ def places(world: World) -> list[Place]:
 
 
 def memory_bytes(root: Path = Path("/")) -> int | None:
-    """Local: memory of this host, or of the container that this process is in.
-
-    Args:
-        root: where `proc` and `sys` are.
-    """
+    """Local: memory of this host, or of the container that this process is in."""
     sizes = []
     for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(root / name).strip()

@@ -11,20 +11,13 @@ OTHERS_MAY_WRITE = 0o022
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """Local: the directory, which may not exist. Without `XDG_CACHE_HOME` and `HOME` the home is that of the account.
-
-    Args:
-        environ: environment variables.
-    """
+    """Local: the directory, which may not exist. Without `XDG_CACHE_HOME` and `HOME` the home is that of the account."""
     base = environ.get("XDG_CACHE_HOME")
     return Path(base or Path(environ.get("HOME") or _home()) / ".cache") / "mpitrain"
 
 
 def is_foreign(path: Path) -> bool:
     """Local: whether somebody else may have written a file: it, or its directory, is another user's or open to others.
-
-    Args:
-        path: a file that exists.
 
     Raises:
         OSError: it does not.

@@ -96,10 +96,6 @@ def visible(environ: Mapping[str, str], detected: Sequence[str]) -> Visible:
 def narrowed(visible: Visible, names: str) -> Visible:
     """Some of the devices that a rank sees.
 
-    Args:
-        visible: what it sees.
-        names: those it may use, as in `0,2`.
-
     Raises:
         DeviceError: it does not see all of them, or none is named.
     """

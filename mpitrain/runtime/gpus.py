@@ -32,10 +32,6 @@ def detect(root: Path = Path("/"), installed: Callable[[str], bool] = installed)
     A graphics chip that TensorFlow has no code for is none. Files that a scheduler keeps from this
     process are left out: the system call `access` asks the device control group too.
 
-    Args:
-        root: where `dev` and `sys` are.
-        installed: tells whether a Python package is installed.
-
     Returns:
         `cuda:4` for /dev/nvidia4, `rocm:1` and `level_zero:128` in the same way.
     """

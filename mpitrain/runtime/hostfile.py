@@ -48,9 +48,7 @@ class Host:
 def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:
     """Hosts in the order in which they are first named.
 
-    Args:
-        text: of a hostfile, of `-H`, or of a Slurm node list.
-        source: name of the file, for messages.
+    The text is that of a hostfile, of `-H`, or of a Slurm node list.
 
     Raises:
         HostfileError: with file and line, what is wrong there; or the list is empty.

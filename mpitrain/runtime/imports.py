@@ -140,12 +140,7 @@ def when_used(execute: Execute) -> Execute:
 
 
 class after_import(Behind):  # noqa: N801 (used as a function)
-    """Local: call `action` with the module of that name once it is imported, or now if it has been.
-
-    Args:
-        name: of the module, in full.
-        action: gets the module.
-    """
+    """Local: call `action` with the module of that name once it is imported, or now if it has been."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name, self._action = name, action

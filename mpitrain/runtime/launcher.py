@@ -99,10 +99,6 @@ def check_library(launcher: Launcher | None, mpi_library: str) -> None:
     (seen: MPICH 5.0), so that `check` would never be reached. `MPI_Get_library_version` may be called
     before.
 
-    Args:
-        launcher: from `detect`.
-        mpi_library: what `MPI_Get_library_version` says.
-
     Raises:
         LauncherError: the library cannot be started by this launcher.
     """
@@ -118,11 +114,6 @@ def check(launcher: Launcher | None, topology: Topology, mpi_library: str) -> No
     """Hold what the launcher says against what MPI says.
 
     Local ranks are not compared: containers and MPI settings may split a host, and MPI knows.
-
-    Args:
-        launcher: from `detect`.
-        topology: this rank's place, according to MPI.
-        mpi_library: what `MPI_Get_library_version` says.
 
     Raises:
         LauncherError: they disagree about the number of ranks or about this one's.

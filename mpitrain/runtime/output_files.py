@@ -18,10 +18,6 @@ def directory_of(directory: Path, rank: int) -> Path:
 def redirect(directory: Path, rank: int) -> None:
     """Local: all output of this process goes to files of its own from now on.
 
-    Args:
-        directory: for those of all ranks.
-        rank: of this process.
-
     Raises:
         LauncherError: they cannot be written.
     """

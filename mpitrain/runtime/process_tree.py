@@ -16,9 +16,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 def die_with_parent(signum: int, parent: int | None = None) -> None:
     """Local: have the kernel send this process a signal when its parent ends, however that ends.
 
-    Args:
-        signum: the signal.
-        parent: pid of the parent, where it may have ended before this call.
+    The parent may have ended before this call.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
     if parent is not None and os.getppid() != parent:

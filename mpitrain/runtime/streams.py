@@ -28,9 +28,6 @@ def lead_to(log: TextIO) -> None:
     """Local: all output goes to `log` from now on, also that of native code and of programs started from here.
 
     Crashes in native code are still shown on the terminal.
-
-    Args:
-        log: open for writing.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -16,11 +16,7 @@ VARIABLE, SEED = "PYTHONHASHSEED", "0"
 
 
 def seed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Local: the variable to be set for the ranks of a job; none where the user has chosen.
-
-    Args:
-        environ: the variables so far.
-    """
+    """Local: the variable to be set for the ranks of a job; none where the user has chosen."""
     return {} if VARIABLE in environ else {VARIABLE: SEED}
 
 

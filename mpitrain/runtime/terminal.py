@@ -24,10 +24,6 @@ class Terminal:
 def launchers_terminal(pid: int | None = None, proc: Path = Path("/proc")) -> Terminal | None:
     """Local: the terminal that the launcher of this process writes to.
 
-    Args:
-        pid: where to begin; this process by default.
-        proc: the process file system.
-
     Returns:
         None where there is no such terminal, or the launcher is on another host.
     """

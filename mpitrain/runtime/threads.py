@@ -38,11 +38,7 @@ def available_cores() -> frozenset[int]:
 
 
 def physical_cores(folder: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Local: the cores this process may use, without hyper-threads: what MPIs count as slots.
-
-    Args:
-        folder: where the kernel describes its processors.
-    """
+    """Local: the cores this process may use, without hyper-threads: what MPIs count as slots."""
 
     def core(cpu: int) -> object:
         try:
@@ -63,15 +59,9 @@ def plan(
 ) -> ThreadPlan:
     """Divide the cores of a host among its ranks.
 
-    A core that k ranks may use counts 1/k for each of them. What is asked for wins, then what stands
-    in the environment (`TF_NUM_INTRAOP_THREADS`, ...), then the share of the cores.
-
-    Args:
-        cores: the cores that each rank of this host may use, by local rank.
-        local_rank: this rank.
-        intra: size of the intra-op pool asked for.
-        inter: size of the inter-op pool asked for; below 2 nothing runs beside the exchange.
-        environ: what the user has set already; `os.environ` if None.
+    A core that k ranks may use counts 1/k for each of them. What is asked for wins, then what stands in the environment
+    (`TF_NUM_INTRAOP_THREADS`, ...), then the share of the cores. Below 2 inter-op threads nothing runs beside the
+    exchange.
 
     Raises:
         UsageError: fewer than one thread was asked for.

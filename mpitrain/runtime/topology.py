@@ -69,11 +69,6 @@ def machine(host: str, addresses: Sequence[str], proc: Path = Path("/proc")) -> 
 
     Names alone do not serve: two hosts may have the same one, and launchers take two names of one host for two. Nor
     does the number of the boot alone: containers share it, and copies of a virtual machine may.
-
-    Args:
-        host: name of this host.
-        addresses: of this host.
-        proc: the process file system.
     """
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip(), host, *addresses

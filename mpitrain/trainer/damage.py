@@ -19,10 +19,6 @@ def locate_damaged_sample(source: DataSource, position: Callable[[], Position]) 
     TensorFlow tells that a picture cannot be decoded, but not which. So samples are read again, beginning where the
     training has come to.
 
-    Args:
-        source: what is trained on.
-        position: how far the training has come.
-
     Raises:
         DataError: names the sample.
     """

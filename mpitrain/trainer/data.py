@@ -69,11 +69,6 @@ def load_data(
 def check_same(source: DataSource, name: str, world: World) -> None:
     """Collective: whether all ranks have shares of the same data.
 
-    Args:
-        source: of this rank.
-        name: of the data, the same on all ranks.
-        world: the job.
-
     Raises:
         AgreedError: they have not.
     """

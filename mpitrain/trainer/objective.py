@@ -103,11 +103,6 @@ def _label_dtype(source: DataSource) -> type[np.generic]:
 def check_best(best: str | None, metrics: Sequence[Any], source: DataSource) -> None:
     """Local: whether there will be a number of that name.
 
-    Args:
-        best: the name; None for none.
-        metrics: of the model, as `compile` takes them.
-        source: with validation samples or without.
-
     Raises:
         UsageError: there will not.
     """

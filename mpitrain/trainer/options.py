@@ -83,11 +83,6 @@ def known() -> dict[str, Option]:
 def merge(command_line: Mapping[str, Any], file: Mapping[str, Any] | None = None, source: str = "") -> TrainConfig:
     """Local: options from the command line before those of a file before the defaults.
 
-    Args:
-        command_line: what was given there; texts are converted.
-        file: from `read_file`.
-        source: name of the file, for messages.
-
     Raises:
         UsageError: an option does not exist or has a value it may not have.
     """

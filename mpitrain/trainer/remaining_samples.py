@@ -41,12 +41,7 @@ class RemainingSamples:
         self._epoch, self._left, self._numbers, self._done = epoch, left, tuple(numbers), dict(done)
 
     def after(self, epoch: int, done: Mapping[int, int]) -> Indices:
-        """Local: positions of an epoch that nobody has trained with, in their order.
-
-        Args:
-            epoch: that is under way.
-            done: how many gradients of each worker have been counted.
-        """
+        """Local: positions of an epoch that nobody has trained with, in their order."""
         size, positions = len(self._numbers), self._of(epoch)
         is_left = np.ones(len(positions), np.bool_)
         for worker, number in enumerate(self._numbers):

@@ -44,12 +44,7 @@ class RunCallbacks(SplitFitCallbacks):
         self._logs: dict[str, float] = {}
 
     def position(self, per_step: int, samples: int) -> Position:
-        """Local: how far the run has come here.
-
-        Args:
-            per_step: samples that all ranks together take in a step.
-            samples: of an epoch.
-        """
+        """Local: how far the run has come here."""
         begun, updates = self.begun, self._activity.updates - self._before
         done = min(begun.samples + updates * per_step, samples)
         return Position(begun.epoch, begun.step + updates, done, begun.steps + updates)

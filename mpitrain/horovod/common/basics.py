@@ -9,11 +9,7 @@ from mpitrain.horovod.process_sets import table
 
 
 class HorovodBasics:
-    """Every function of `mpitrain.horovod.basics`, and what tests ask about process sets.
-
-    Args:
-        ignored: where Horovod finds its library.
-    """
+    """Every function of `mpitrain.horovod.basics`, and what tests ask about process sets."""
 
     def __init__(self, *ignored: Any) -> None:
         pass

@@ -33,11 +33,8 @@ class BaseDataLoader:
 class AsyncDataLoaderMixin:
     """Makes batches ahead: to stand first among the bases, as in `class Loader(AsyncDataLoaderMixin, OwnLoader)`.
 
-    What the making of a batch raises, the loop over the batches raises.
-
-    Args:
-        async_loader_queue_size: batches that are made ahead; 0 for none.
-        args: of the other class, and so are `kwargs`.
+    What the making of a batch raises, the loop over the batches raises. `async_loader_queue_size` batches are made
+    ahead; with 0 none are.
     """
 
     def __init__(self, async_loader_queue_size: int = 64, *args: Any, **kwargs: Any) -> None:

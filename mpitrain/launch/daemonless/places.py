@@ -31,14 +31,7 @@ class Place:
 
 
 def place_of(rank: int, ranks: int, hosts: Sequence[Host], map_by: str) -> Place:
-    """Where a rank is.
-
-    Args:
-        rank: its number.
-        ranks: how many there are.
-        hosts: with their slots.
-        map_by: `slot` fills one host after the other, `node` gives each one rank in turn, while it has slots.
-    """
+    """Where a rank is."""
     nodes = nodes_of(ranks, hosts, map_by)
     node = nodes[rank]
     return Place(hosts[node].name, node, nodes[:rank].count(node), nodes.count(node))

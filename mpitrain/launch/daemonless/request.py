@@ -32,12 +32,7 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def daemonless_request(request: Request, ssh: str) -> Request:
-    """The same ranks, as processes of this host that start them.
-
-    Args:
-        request: with several hosts.
-        ssh: how these are reached: program and options, quoted for a shell.
-    """
+    """The same ranks, as processes of this host that start them."""
     # No options: mpirun takes some for its own, also behind the program's name (seen: Open MPI 5.0.11).
     words = [render(request.hosts, "list").strip(), request.map_by, ssh, ",".join(sorted(request.environment))]
     variables = dict(VARIABLES)
@@ -58,9 +53,6 @@ def interface_to(hosts: tuple[Host, ...]) -> str | None:
     """Local: the network interface by which other hosts are reached; None if that cannot be seen.
 
     mpirun would listen on the first one that it finds, which may lead elsewhere.
-
-    Args:
-        hosts: of which the first that is not this one counts.
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for host in hosts:

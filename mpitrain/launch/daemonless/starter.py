@@ -150,12 +150,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def for_rank(environ: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """The variables that are sent to the host of a rank.
-
-    Args:
-        environ: all variables here.
-        named: those that are to be handed on.
-    """
+    """The variables that are sent to the host of a rank."""
     wanted = (*named, *OF_MPI, NODE_VARIABLE)
     return {name: value for name, value in environ.items() if matches(name, wanted) and name not in OF_THIS_HOST}
 

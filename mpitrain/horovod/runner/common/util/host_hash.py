@@ -7,11 +7,7 @@ import os
 
 
 def host_hash(salt: str | None = None) -> str:
-    """Local: a name that processes of one host have in common, and no others.
-
-    Args:
-        salt: makes another name of it.
-    """
+    """Local: a name that processes of one host have in common, and no others."""
     name = os.uname().nodename
     digest = hashlib.md5(f"{name}-{salt}".encode(), usedforsecurity=False).hexdigest()
     return f"{name.split('.')[0]}-{digest}"

@@ -57,11 +57,6 @@ def get_host_assignments(
 ) -> list[SlotInfo]:
     """Local: a place for each rank, host after host.
 
-    Args:
-        hosts: in order.
-        min_num_proc: ranks that there must be.
-        max_num_proc: ranks that there may be; `min_num_proc` by default.
-
     Raises:
         ValueError: the hosts have too few slots.
     """
