@@ -11,7 +11,7 @@ OTHERS_MAY_WRITE = 0o022
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """Local: the directory, which may not exist. Without `XDG_CACHE_HOME` and `HOME` the home is that of the account."""
+    """Local: the directory, which may not exist. Without `XDG_CACHE_HOME` and `HOME` the account's home is taken."""
     base = environ.get("XDG_CACHE_HOME")
     return Path(base or Path(environ.get("HOME") or _home()) / ".cache") / "mpitrain"
 
