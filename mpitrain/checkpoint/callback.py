@@ -117,7 +117,11 @@ class Checkpoint(keras.callbacks.Callback):
     def go_on(self, position: Position, dealt: Dealt | None, history: dict[str, list[float]], new_root: bool) -> None:
         """Local: after the loss of ranks, the run goes on from there.
 
-        With `new_root` this rank writes from now on.
+        Args:
+            position: of all ranks that are left.
+            dealt: how samples are dealt out to them.
+            history: of the run.
+            new_root: this rank writes from now on.
         """
         self._now, self._dealt, self._saved, self._resumed = position, dealt, None, None
         self._is_resumed_epoch = True
