@@ -7,11 +7,13 @@ import dataclasses
 import doctest
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import mpitrain
@@ -184,3 +186,10 @@ def test_examples(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     print(*documented_options(), "", *documented_commands(), "", *documented_names(), sep="\n")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_of_the_map_exist(page: str) -> None:
+    root = DOCS.parent
+    named = set(re.findall(r"`([\w.]+/[\w./]*)`", (root / page).read_text()))
+    assert {name for name in named if not any((base / name).exists() for base in (root, root / "mpitrain"))} == set()
