@@ -40,10 +40,7 @@ def learning_rate_of(optimizer: Any) -> float | None:
 def scale_learning_rate(optimizer: Any, here: float | None, there: float | None) -> None:
     """Local: where this run began with another rate than the one before (other ranks, another option), keep the ratio.
 
-    Args:
-        optimizer: with the rate of the checkpoint.
-        here: with which this run began, or None.
-        there: with which that one began, or None.
+    `here` is the rate with which this run began, `there` that of the one before; None where it is not known.
     """
     if here is not None and there is not None and here != there:
         optimizer.learning_rate.assign(float(optimizer.learning_rate.numpy()) * here / there)

@@ -18,12 +18,8 @@ from mpitrain.runtime import keras_private
 def save_keras(model: Any, values: Sequence[tuple[Any, Array]], path: Path) -> None:
     """Local: a snapshot of a model as a `.keras` file; on any thread, while the model itself goes on changing.
 
-    A model that Keras cannot save gets no file, and a line that says why.
-
-    Args:
-        model: whose configuration is saved.
-        values: of its variables and those of its optimizer.
-        path: of the file.
+    A model that Keras cannot save gets no file, and a line that says why. The values are those of its variables and of
+    its optimizer's.
 
     Raises:
         OSError: it cannot be written.

@@ -18,7 +18,6 @@ class Requests:
     """The requests of all ranks.
 
     Args:
-        world: the job.
         is_busy: whether a checkpoint is being written, so that another would have to wait.
         signal: the number of the signal that has come to this rank; 0 for none.
 

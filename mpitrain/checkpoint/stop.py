@@ -35,7 +35,6 @@ class StopRequest:
     """Listens to signals while a model is trained.
 
     Args:
-        world: the job.
         grace_seconds: from a signal to the end of this rank, whatever it does.
         on_request: called at once, on another thread.
 

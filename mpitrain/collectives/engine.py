@@ -22,19 +22,12 @@ HostSide = Callable[[int, Sequence[Buffer], float], list[Buffer]]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do.
+    """What an engine can do."""
 
-    Attributes:
-        devices: kinds of devices, `CPU` or `GPU`, from which it takes tensors without a copy to the host.
-        dtypes: names of those that it reduces.
-        ops: reductions, see `Reduction.op`; it has `sum` and `mean` at least.
-        in_xla: its calls may stand in what `jit_compile=True` compiles.
-    """
-
-    devices: frozenset[str]
-    dtypes: frozenset[str]
-    ops: frozenset[str]
-    in_xla: bool = False
+    devices: frozenset[str]  # kinds of devices, `CPU` or `GPU`, from which it takes tensors without a copy to the host
+    dtypes: frozenset[str]  # names of those that it reduces
+    ops: frozenset[str]  # reductions, see `Reduction.op`; it has `sum` and `mean` at least
+    in_xla: bool = False  # its calls may stand in what `jit_compile=True` compiles
 
 
 class Averaging(Protocol):

@@ -41,19 +41,12 @@ def _in_turn(collective: Function) -> Function:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How arrays of all ranks become one.
+    """How arrays of all ranks become one."""
 
-    Attributes:
-        op: `sum`, `mean`, `min`, `max`, `product` or `adasum`.
-        before: factor on each rank's array; integers are multiplied in double precision and cut.
-        after: factor on the result.
-        half: half precisions are summed as they are: half the bytes, and less exact.
-    """
-
-    op: Op | str
-    before: float = 1.0
-    after: float = 1.0
-    half: bool = False
+    op: Op | str  # `sum`, `mean`, `min`, `max`, `product` or `adasum`
+    before: float = 1.0  # factor on each rank's array; integers are multiplied in double precision and cut
+    after: float = 1.0  # factor on the result
+    half: bool = False  # half precisions are summed as they are: half the bytes, and less exact
 
     def __str__(self) -> str:
         """Local: what all ranks must have in common."""
@@ -64,23 +57,14 @@ class Reduction:
 
 @dataclass(frozen=True)
 class CollectiveCall(Call):
-    """One collective on an array.
+    """One collective on an array."""
 
-    Attributes:
-        kind: what is done.
-        dtype: its name.
-        shape: of the array; None where ranks may differ.
-        how: of a reduction.
-        root: of a broadcast: the number in the job.
-        name: given by the caller, for messages; ranks that give different ones are told.
-    """
-
-    kind: str
-    dtype: str
-    shape: tuple[int | None, ...]
-    how: Reduction | None = None
-    root: int | None = None
-    name: str | None = None
+    kind: str  # what is done
+    dtype: str  # its name
+    shape: tuple[int | None, ...]  # of the array; None where ranks may differ
+    how: Reduction | None = None  # of a reduction
+    root: int | None = None  # of a broadcast: the number in the job
+    name: str | None = None  # given by the caller, for messages; ranks that give different ones are told
 
     def __str__(self) -> str:
         """Local: as a signature."""
@@ -104,14 +88,7 @@ def _call(
 
 @_in_turn
 def all_reduce(world: World, array: Buffer, how: Reduction, name: str | None = None) -> Buffer:
-    """Collective: the reduction over ranks, of equal shapes.
-
-    Args:
-        world: the ranks.
-        array: this rank's.
-        how: the reduction.
-        name: see `CollectiveCall`.
-    """
+    """Collective: the reduction over ranks, of equal shapes."""
     world.agreement.call(_call("all_reduce", array.dtype, array.shape, name, how), idle_ok=how.op != "adasum")
     return _reduced(world, array, how)
 

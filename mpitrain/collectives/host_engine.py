@@ -27,9 +27,6 @@ class HostEngine(CollectiveEngine):
     """Each collective is one call of Python from the graph.
 
     TensorFlow hands over its own memory, so that MPI reduces without a copy.
-
-    Args:
-        world: the ranks.
     """
 
     capabilities = Capabilities(

@@ -49,11 +49,7 @@ class _Waiting:
 
 
 class Negotiation:
-    """Takes the calls of this rank's sessions; one of the threads that wait does the rounds for all.
-
-    Args:
-        world: the ranks.
-    """
+    """Takes the calls of this rank's sessions; one of the threads that wait does the rounds for all."""
 
     def __init__(self, world: World) -> None:
         self._world = world

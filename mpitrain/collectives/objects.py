@@ -69,12 +69,8 @@ def broadcast_obj(obj: Any, root: int = 0, *, world: World | None = None) -> Any
 def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Found]:
     """Collective: what `find` finds on each rank, in rank order; what it raises on one, all raise.
 
-    With it ranks look at their arguments, at all of them, before a series of collectives begins.
-
-    Args:
-        find: local.
-        what: is about to be done, for messages.
-        world: the ranks.
+    With it ranks look at their arguments, at all of them, before a series of collectives begins. `what` is about to be
+    done, for messages.
 
     Raises:
         Exception: where `find` raised it.

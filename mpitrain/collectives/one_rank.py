@@ -15,11 +15,7 @@ from mpitrain.world.world import World
 
 
 class OneRankEngine(CollectiveEngine):
-    """Every collective gives this rank's own.
-
-    Args:
-        world: of one rank.
-    """
+    """Every collective gives this rank's own."""
 
     capabilities = replace(HostEngine.capabilities, in_xla=True)
 

@@ -71,7 +71,6 @@ class AllReduce:
     """All-reduce on one communicator, with the choice of algorithm.
 
     Args:
-        communicator: all ranks.
         layout: what the choice is cached for, as one string (MPI library, ranks of each host).
         environ: where `MPITRAIN_ALL_REDUCE` and the cache directory are looked up.
     """

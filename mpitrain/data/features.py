@@ -95,12 +95,7 @@ def misfit(record: bytes, spec: FeatureSpec) -> str:
 def feature_spec(record: bytes, name: str, given: str | None, image_size: tuple[int, int] | None) -> FeatureSpec:
     """Read the spec from a file's first record; what the user gave as JSON goes before.
 
-    Args:
-        record: a serialized tf.train.Example.
-        name: of the file, for messages.
-        given: JSON such as `{"x": {"name": "pixels", "kind": "bytes", "shape": [28, 28, 1]}, "y": {"name":
-            "digit"}}`; each part may be left out.
-        image_size: (height, width) to bring encoded images to.
+    Each part of it may be left out: `{"x": {"name": "pixels", "kind": "bytes", "shape": [28, 28, 1]}}`.
 
     Raises:
         DataError: the record is no Example, or which feature is which cannot be told.

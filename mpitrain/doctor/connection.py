@@ -28,12 +28,7 @@ Way = Callable[[str, Sequence[str]], list[str]]
 
 
 class Agent:
-    """Local: an agent that runs.
-
-    Args:
-        command: starts it, and hands on its standard input and output.
-        source: its text, which `bootstrap` reads.
-    """
+    """Local: an agent that runs."""
 
     def __init__(self, command: Sequence[str], source: bytes) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close

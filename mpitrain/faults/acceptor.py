@@ -40,8 +40,6 @@ class Acceptor:
 
     Args:
         listeners: that listen.
-        token: of the job.
-        ranks: how many there are.
         selector: of the thread; what it finds readable is called.
         welcome: takes the first words of a rank of this job; raises ConnectionError if it does not want it.
     """

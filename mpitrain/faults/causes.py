@@ -14,11 +14,8 @@ from mpitrain.faults.roster import Roster, Seat
 def death(seat: Seat, member: Member | None, status: int | None, memory: bool | None) -> Fault:
     """Local: the end of a rank that could not say anything itself.
 
-    Args:
-        seat: of the rank.
-        member: what was known of it; None for nothing.
-        status: of its process, as of `os.waitpid`, where it is known.
-        memory: the kernel has ended it for want of memory; None where that is not known.
+    `status` is that of its process, as of `os.waitpid`, where it is known; `memory` says that the kernel has ended it
+    for want of memory, if that is known.
     """
     said = member.said if member is not None else {}
     how, code, name = "ended without a word (killed, or its host is gone)", 1, None

@@ -29,12 +29,7 @@ ABSENT = "-"
 
 
 def program(environ: Mapping[str, str], library: str) -> dict[str, str]:
-    """Local: what this rank runs, by names for the table.
-
-    Args:
-        environ: of this process.
-        library: name and version of the MPI in use.
-    """
+    """Local: what this rank runs, by names for the table."""
     found = {"Python": platform.python_version(), "MPI": library, "arguments": shlex.join(sys.argv[1:])}
     found.update({package: version for package in PACKAGES if (version := _version(package))})
     found.update({f"variable {name}": environ.get(name, default) for name, default in VARIABLES.items()})
@@ -42,12 +37,7 @@ def program(environ: Mapping[str, str], library: str) -> dict[str, str]:
 
 
 def differences(programs: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> str | None:
-    """Local: a table of what is not the same on all ranks, or None.
-
-    Args:
-        programs: of each rank, from `program`.
-        hosts: host name of each rank.
-    """
+    """Local: a table of what is not the same on all ranks, or None."""
     names = list(dict.fromkeys(name for one in programs for name in one))
     unlike = [name for name in names if len({one.get(name) for one in programs}) > 1]
     if not unlike:

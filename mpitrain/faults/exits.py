@@ -36,7 +36,6 @@ class Exits(SignalOwner):
     Args:
         topology: this rank's place.
         abort: ends all ranks with an exit code.
-        activity: what this rank is doing.
 
     Attributes:
         finish: collective, ends this rank together with all the others.

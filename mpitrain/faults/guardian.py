@@ -23,11 +23,7 @@ NEEDED = ("PATH", "LD_LIBRARY_PATH")
 
 
 def start(pids: Iterable[int]) -> None:
-    """Local: begin to watch processes of this host, those that lead a group.
-
-    Args:
-        pids: of ranks.
-    """
+    """Local: begin to watch processes of this host, those that lead a group."""
     leaders = [str(pid) for pid in pids if _group_of(pid) == pid]
     if not leaders or not hasattr(os, "pidfd_open"):
         return

@@ -59,13 +59,7 @@ def _seal(token: str, nonce: bytes, body: bytes) -> bytes:
 def greet(connection: socket.socket, own: int, to: int, hello: Message, token: str, timeout_seconds: float) -> Link:
     """Local: be welcomed by the rank that is expected at the other end. Blocks for `timeout_seconds` at most.
 
-    Args:
-        connection: connected; closed when this raises.
-        own: this rank.
-        to: the rank that is expected there.
-        hello: more about this rank.
-        token: of the job.
-        timeout_seconds: for the answer.
+    Closes the connection when it raises.
 
     Raises:
         TimeoutError: there is no answer.

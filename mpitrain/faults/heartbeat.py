@@ -12,12 +12,7 @@ from mpitrain.faults.wire import Message
 
 
 class Heartbeat:
-    """What this rank is doing, in messages.
-
-    Args:
-        activity: what it is doing.
-        beat_seconds: between two messages.
-    """
+    """What this rank is doing, in messages."""
 
     def __init__(self, activity: Activity, beat_seconds: float) -> None:
         self._activity, self._beat_seconds = activity, beat_seconds
@@ -51,10 +46,7 @@ class Heartbeat:
     def state(self, question: int, look: Sequence[Sequence[int]], now: float) -> Message:
         """Local: the answer to a question of the hub, on the watchdog's thread.
 
-        Args:
-            question: its number.
-            look: ranks of this host that do not answer: number, process, and when that was started.
-            now: the time.
+        `look` gives the ranks of this host that do not answer: number, process, and when that was started.
         """
         activity = self._activity
         inside, waiting = activity.inside, self._waiting(now)

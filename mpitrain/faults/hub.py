@@ -32,13 +32,9 @@ class Hub:
     All methods are called by the one thread of the watchdog.
 
     Args:
-        roster: all ranks.
-        options: what is watched.
         neighbours: the ranks of this host.
-        write: prints a text.
         end_job: ends all ranks: exit code, and those that will not end by themselves.
         silence_seconds: after which a rank is not heard any more.
-        activity: of this rank.
     """
 
     def __init__(

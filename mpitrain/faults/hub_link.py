@@ -21,10 +21,8 @@ class HubLink:
     All methods are called by the one thread of the watchdog.
 
     Args:
-        roster: all ranks.
         selector: tells when the hub has said something.
         silence_seconds: after which a hub that does not answer is left for another.
-        clock: the time.
         hear: takes a message of the hub.
         hand_over: given what a thread has found, has it given to `link` by the watchdog's.
         greet: speaks to each new hub first.
@@ -53,11 +51,7 @@ class HubLink:
         self._kept: list[Message] = []  # for each hub that this rank has
 
     def tick(self, lost: Collection[int]) -> None:
-        """Local: look for a hub, if there is none, or it is silent, or one before it answers again.
-
-        Args:
-            lost: ranks that the job goes on without.
-        """
+        """Local: look for a hub, if there is none, or it is silent, or one before it answers again."""
         now = self._clock()
         if self._link is None:
             if not self.is_leaving:
@@ -78,9 +72,7 @@ class HubLink:
     def say(self, message: Message, keep: bool = False) -> None:
         """Local: say something to the hub.
 
-        Args:
-            message: what.
-            keep: say it to any later hub, too.
+        With `keep`, to any later hub, too.
         """
         if keep:
             self._kept.append(message)

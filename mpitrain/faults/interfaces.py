@@ -48,10 +48,6 @@ def used(own: Sequence[str], others: Sequence[Sequence[str]]) -> list[str]:
 def listen(places: Sequence[str], backlog: int) -> list[socket.socket]:
     """Local: listening sockets on a free port of each address.
 
-    Args:
-        places: addresses of this host.
-        backlog: connections that are made at the same moment.
-
     Raises:
         OSError: there is none.
     """

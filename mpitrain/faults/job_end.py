@@ -16,7 +16,6 @@ class JobEnd:
     """Ends a job from any of its ranks.
 
     Args:
-        roster: all ranks.
         abort: ends all of them with an exit code; may block.
     """
 
@@ -24,12 +23,7 @@ class JobEnd:
         self._roster, self._abort = roster, abort
 
     def end_job(self, code: int, silent: Sequence[int]) -> None:
-        """Local: as the hub: end all ranks.
-
-        Args:
-            code: the exit code.
-            silent: ranks that are not heard any more.
-        """
+        """Local: as the hub: end all ranks."""
         self.end_soon(code, silent)
         threading.Thread(target=self._abort, args=(code,), name="mpitrain abort", daemon=True).start()
 

@@ -10,34 +10,22 @@ from mpitrain.faults.wire import Link, Message
 
 @dataclass
 class Member:
-    """What is known of a rank that is connected.
+    """What is known of a rank that is connected."""
 
-    Attributes:
-        link: to it.
-        heard: when it last spoke.
-        said: its last heartbeat.
-        state: its last answer to `ask`.
-        answered: number of that question.
-        exit_code: what it ends with; None while it is not at its end.
-        how: it came to its end, in words.
-        ended: when it said so.
-    """
-
-    link: Link
-    heard: float
-    said: Message = field(default_factory=dict)
-    state: Message = field(default_factory=dict)
-    answered: int = 0
-    exit_code: int | None = None
-    how: str = ""
-    ended: float = 0.0
+    link: Link  # to it
+    heard: float  # when it last spoke
+    said: Message = field(default_factory=dict)  # its last heartbeat
+    state: Message = field(default_factory=dict)  # its last answer to `ask`
+    answered: int = 0  # number of that question
+    exit_code: int | None = None  # what it ends with; None while it is not at its end
+    how: str = ""  # it came to its end, in words
+    ended: float = 0.0  # when it said so
 
 
 class Members(dict[int, Member]):
     """The ranks that are connected to the hub, by their numbers.
 
     Args:
-        roster: all ranks.
         silence_seconds: after which a rank is not heard any more.
 
     Attributes:

@@ -15,9 +15,6 @@ ENDING_SECONDS = 0.03  # between the moment when a process closes its files and 
 class Neighbours:
     """Looks at the processes of ranks on this host.
 
-    Args:
-        roster: all ranks.
-
     Attributes:
         descriptors: of all others, by rank, since those that die together may be all but one; readable once their
             process has ended.
@@ -40,9 +37,7 @@ class Neighbours:
     def look(self, rank: int, ending: bool = False) -> bool:
         """Local: whether a rank is known to have ended; how is then in `ended`.
 
-        Args:
-            rank: of any host.
-            ending: it is about to end, so wait a moment for it.
+        `ending`: it is about to end, so wait a moment for it.
         """
         until = time.monotonic() + (ENDING_SECONDS if ending else 0.0)
         while rank not in self.ended and self.is_here(rank):

@@ -28,15 +28,10 @@ EXIT_CODE_FIELD, STATE_FIELD, START_FIELD = 51, 2, 21  # of /proc/PID/stat, from
 
 @dataclass(frozen=True)
 class Process:
-    """One process, told apart from later ones with the same number.
+    """One process, told apart from later ones with the same number."""
 
-    Attributes:
-        pid: its number.
-        started: clock ticks after the start of the host; 0 where that cannot be seen.
-    """
-
-    pid: int
-    started: int
+    pid: int  # its number
+    started: int  # clock ticks after the start of the host; 0 where that cannot be seen
 
     @classmethod
     def current(cls) -> Process:
@@ -63,9 +58,6 @@ class Process:
 
         It is known until the parent has taken notice, which for a launcher is a few milliseconds. With a
         descriptor it stays known (Linux 6.15 and later).
-
-        Args:
-            descriptor: from `open`.
         """
         fields = self._fields()
         if fields and len(fields) > EXIT_CODE_FIELD:
@@ -97,11 +89,7 @@ def resident_bytes() -> int | None:
 
 
 def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Local: how many processes the kernel has killed for want of memory, of this host and of this control group.
-
-    Args:
-        root: of the file system.
-    """
+    """Local: how many processes the kernel has killed for want of memory, of this host and of this control group."""
     counts = [_counter(root / "proc/vmstat", "oom_kill")]
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -152,11 +140,7 @@ def signal_name(number: int) -> str:
 
 
 def how_it_ended(status: int) -> tuple[str, int, str | None]:
-    """Local: words, the exit code a shell would show, and the signal if there was one.
-
-    Args:
-        status: as of `os.waitpid`.
-    """
+    """Local: words, the exit code a shell would show, and the signal if there was one."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"was killed by {signal_name(number)}", 128 + number, signal_name(number)

@@ -20,46 +20,28 @@ Kind = Literal["exception", "interrupted", "signal", "exit", "death", "loss", "s
 
 @dataclass(frozen=True)
 class Culprit:
-    """One rank that a fault is about.
+    """One rank that a fault is about."""
 
-    Attributes:
-        rank: its number.
-        host: its host.
-        pid: its process there.
-        updates: gradient updates it had finished.
-        phase: where in the program it was; None if not known.
-        resident_bytes: its memory when it was last heard of.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    updates: int | None = None
-    phase: str | None = None
-    resident_bytes: int | None = None
+    rank: int  # its number
+    host: str  # its host
+    pid: int  # its process there
+    updates: int | None = None  # gradient updates it had finished
+    phase: str | None = None  # where in the program it was; None if not known
+    resident_bytes: int | None = None  # its memory when it was last heard of
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What ends a job.
+    """What ends a job."""
 
-    Attributes:
-        kind: what happened.
-        text: for people; for an exception its traceback.
-        exit_code: of the job.
-        culprits: the ranks that it happened on.
-        signal: name of the signal that a process got, if one did.
-        out_of_memory: the kernel killed it for want of memory; None where it killed some process, perhaps this one.
-        step: that were finished; see `Activity.progress`.
-    """
-
-    kind: Kind
-    text: str
-    exit_code: int
-    culprits: tuple[Culprit, ...] = field(default=())
-    signal: str | None = None
+    kind: Kind  # what happened
+    text: str  # for people; for an exception its traceback
+    exit_code: int  # of the job
+    culprits: tuple[Culprit, ...] = field(default=())  # the ranks that it happened on
+    signal: str | None = None  # name of the signal that a process got, if one did
+    # the kernel killed it for want of memory; None where it killed some process, perhaps this one
     out_of_memory: bool | None = False
-    step: int | None = None
+    step: int | None = None  # that were finished; see `Activity.progress`
 
     @property
     def reason(self) -> str:

@@ -13,21 +13,13 @@ from mpitrain.faults.wire import Link
 
 @dataclass(frozen=True)
 class Seat:
-    """One rank.
+    """One rank."""
 
-    Attributes:
-        rank: its number.
-        host: name of its host.
-        node: number of its host.
-        process: its process there.
-        places: addresses and ports where it listens.
-    """
-
-    rank: int
-    host: str
-    node: int
-    process: Process
-    places: tuple[tuple[str, int], ...]
+    rank: int  # its number
+    host: str  # name of its host
+    node: int  # number of its host
+    process: Process  # its process there
+    places: tuple[tuple[str, int], ...]  # addresses and ports where it listens
 
     def as_culprit(self) -> Culprit:
         """For the record of a fault."""
@@ -36,17 +28,11 @@ class Seat:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a job.
+    """The ranks of a job."""
 
-    Attributes:
-        own: this rank.
-        seats: all ranks.
-        token: what only they know.
-    """
-
-    own: int
-    seats: tuple[Seat, ...]
-    token: str
+    own: int  # this rank
+    seats: tuple[Seat, ...]  # all ranks
+    token: str  # what only they know
 
     @property
     def seat(self) -> Seat:
@@ -56,10 +42,8 @@ class Roster:
     def candidates(self, lost: Collection[int] = ()) -> list[int]:
         """The ranks that may be the hub for this one, the first that answers is.
 
-        Rank 0, and some others for the case that it does not answer; at last this rank itself.
-
-        Args:
-            lost: ranks that the job goes on without; others take their places.
+        Rank 0, and some others for the case that it does not answer; at last this rank itself. Lost ranks are those
+        that the job goes on without; others take their places.
         """
         nodes = [[rank for rank in ranks if rank not in lost] for ranks in self._nodes()]
         first_of_nodes = [ranks[0] for ranks in nodes if ranks]

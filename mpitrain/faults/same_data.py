@@ -8,11 +8,7 @@ from mpitrain.faults.activity import LOOKED_AT_BATCHES
 
 
 class SameData:
-    """Compares what all ranks have seen first.
-
-    Args:
-        size: number of ranks.
-    """
+    """Compares what all ranks have seen first."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -19,11 +19,7 @@ SILENT_SECONDS = 1.0
 
 
 class ShrinkRecord:
-    """Ranks that were lost while the others go on.
-
-    Args:
-        options: whether they do.
-    """
+    """Ranks that were lost while the others go on."""
 
     def __init__(self, options: FaultOptions) -> None:
         self._options = options
@@ -59,12 +55,7 @@ class ShrinkRecord:
         return {rank: moment for rank, moment in since.items() if self.at_end or now - moment >= SILENT_SECONDS}
 
     def is_allowed(self, rank: int, status: int | None) -> bool:
-        """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code.
-
-        Args:
-            rank: that is dead.
-            status: of its process, as of `os.waitpid`, where it is known.
-        """
+        """Local: whether the others go on; Open MPI ends a job whose rank has ended with an exit code."""
         exited = status is not None and os.WIFEXITED(status)
         return self._options.on_failure == SHRINK and rank not in self._vital and not exited
 

@@ -17,15 +17,10 @@ IDLE = ("threading.py", "queue.py", "selectors.py", "concurrent/futures/thread.p
 
 @dataclass(frozen=True)
 class Stack:
-    """One thread.
+    """One thread."""
 
-    Attributes:
-        thread: its name.
-        frames: `file:line function`, the outermost first.
-    """
-
-    thread: str
-    frames: tuple[str, ...]
+    thread: str  # its name
+    frames: tuple[str, ...]  # `file:line function`, the outermost first
 
 
 @dataclass(frozen=True)
@@ -62,11 +57,7 @@ _DATA_MARKS = (_Mark("data", "data/ops/from_generator_op.py"), _Mark("data", "tr
 
 
 def python_stacks(skip: Sequence[int] = ()) -> list[Stack]:
-    """Local: the Python stacks of all threads but the idle ones, the main thread first.
-
-    Args:
-        skip: identifiers of threads that are left out.
-    """
+    """Local: the Python stacks of all threads but the idle ones, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     stacks = []

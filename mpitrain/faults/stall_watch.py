@@ -21,9 +21,7 @@ class StallWatch:
 
     Args:
         members: the ranks that are connected.
-        roster: all ranks.
         options: how long is long.
-        write: prints a text.
         tell: tells faults, and ends the job.
 
     Attributes:

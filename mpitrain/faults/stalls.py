@@ -16,37 +16,21 @@ FEW = 4  # ranks of one kind that are told one by one
 
 @dataclass(frozen=True)
 class RankState:
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    Attributes:
-        rank: its number.
-        host: its host.
-        pid: its process there.
-        heard: it answers. Else what it said last stands here, or nothing.
-        silence: why it does not answer, in words.
-        position: collectives entered.
-        waiting_seconds: for how long it has been inside one, without anything happening; 0 outside.
-        inside: the collective it is in.
-        phase: where in the program it is.
-        updates: gradient updates finished.
-        resident_bytes: its memory.
-        stacks: of its Python threads, as lines.
-        process_state: letter of the operating system.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    heard: bool = False
-    silence: str = ""
-    position: int = 0
-    waiting_seconds: float = 0.0
-    inside: str | None = None
-    phase: str | None = None
-    updates: int | None = None
-    resident_bytes: int | None = None
-    stacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    process_state: str | None = None
+    rank: int  # its number
+    host: str  # its host
+    pid: int  # its process there
+    heard: bool = False  # it answers. Else what it said last stands here, or nothing
+    silence: str = ""  # why it does not answer, in words
+    position: int = 0  # collectives entered
+    waiting_seconds: float = 0.0  # for how long it has been inside one, without anything happening; 0 outside
+    inside: str | None = None  # the collective it is in
+    phase: str | None = None  # where in the program it is
+    updates: int | None = None  # gradient updates finished
+    resident_bytes: int | None = None  # its memory
+    stacks: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of its Python threads, as lines
+    process_state: str | None = None  # letter of the operating system
 
     @property
     def place(self) -> str:
@@ -60,20 +44,14 @@ class RankState:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why ranks wait.
+    """Why ranks wait."""
 
-    Attributes:
-        kind: `going on`: nobody waits for that long. `patient`: for ranks in a phase that may be long.
-            `stall`: for ranks that should have come. `network`: all have come, and nothing happens.
-        waiting: those that wait.
-        late: those that have not come.
-        seconds: the longest wait.
-    """
-
+    # `going on`: nobody waits for that long. `patient`: for ranks in a phase that may be long. `stall`: for ranks that
+    # should have come. `network`: all have come, and nothing happens
     kind: Kind
-    waiting: tuple[RankState, ...] = ()
-    late: tuple[RankState, ...] = ()
-    seconds: float = 0.0
+    waiting: tuple[RankState, ...] = ()  # those that wait
+    late: tuple[RankState, ...] = ()  # those that have not come
+    seconds: float = 0.0  # the longest wait
 
 
 def judge(states: Sequence[RankState], patience_seconds: float) -> Verdict:
@@ -95,9 +73,7 @@ def judge(states: Sequence[RankState], patience_seconds: float) -> Verdict:
 def report(verdict: Verdict, remaining_seconds: float | None) -> str:
     """Local: who waits where, and who has not come.
 
-    Args:
-        verdict: of a stall.
-        remaining_seconds: until the job ends; None if it will not, 0 if it does now.
+    `remaining_seconds`: until the job ends; None if it will not, 0 if it does now.
     """
     lines = [_headline(verdict)]
     for what, ranks in _by(verdict.waiting).items():

@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FaultSummary:
-    """What ended a job, as ranks told it.
+    """What ended a job, as ranks told it."""
 
-    Attributes:
-        kind: as in `faults.report.Fault`.
-        step: that were done before, of the whole training where that is known, else in this process.
-        exit_code: of the job.
-        place: such as `rank 1 on hosta`.
-        reason: the same for two faults of the same cause.
-    """
-
-    kind: str
-    step: int
-    exit_code: int
-    place: str
-    reason: str
+    kind: str  # as in `faults.report.Fault`
+    step: int  # that were done before, of the whole training where that is known, else in this process
+    exit_code: int  # of the job
+    place: str  # such as `rank 1 on hosta`
+    reason: str  # the same for two faults of the same cause
 
     @property
     def detail(self) -> str:

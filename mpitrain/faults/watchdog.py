@@ -43,12 +43,8 @@ class Watchdog:
     """The thread of this rank, and what the program tells it.
 
     Args:
-        activity: what this rank is doing.
-        roster: all ranks.
         listeners: where this rank listens.
-        options: what is watched.
         abort: ends all ranks with an exit code; may block.
-        write: prints a text.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ class Link:
     """One connection, that never blocks.
 
     Args:
-        connection: connected.
         received: what has been read from it already.
     """
 

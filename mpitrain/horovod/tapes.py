@@ -19,11 +19,6 @@ Pairs = list[tuple[Any, Any]]
 class Tape:
     """A tape whose gradients are those of all ranks; everything else is the tape's own.
 
-    Args:
-        tape: a `tf.GradientTape` that has recorded, or is recording.
-        options: how the gradients become one.
-        synchronize: variables become those of rank 0 when they are first seen here.
-
     Attributes:
         local: variables that are this rank's own.
     """

@@ -38,11 +38,7 @@ class FirstEnd:
                     self._epoll.register(descriptor, select.EPOLLIN)
 
     def rank(self, without: Collection[int]) -> int | None:
-        """Local: the rank that ended first, of those that are looked at; None if none has.
-
-        Args:
-            without: ranks that were at their end.
-        """
+        """Local: the rank that ended first, of those that are looked at; None if none has."""
         ended = [self._ranks[descriptor] for descriptor, _ in self._epoll.poll(0, max(1, len(self._ranks)))]
         return next((rank for rank in ended if rank not in without), None)
 

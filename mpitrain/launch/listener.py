@@ -23,8 +23,7 @@ class Listener:
     def feed(self, data: bytes) -> bytes:
         """The same output, without marks; what may be the beginning of one is kept until more comes.
 
-        Args:
-            data: what came next; empty at the end, when nothing is kept.
+        At the end, when nothing comes, nothing is kept.
         """
         text, self._rest = self._rest + data, b""
         shown = bytearray()

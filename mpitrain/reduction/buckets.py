@@ -109,17 +109,11 @@ def plan_buckets(
 ) -> BucketPlan:
     """Group gradients for exchange.
 
-    The backward pass makes the gradients of the last layers first, so buckets are filled from the
-    last gradient to the first. A tensor of `alone_bytes` or more is a bucket of its own: it needs
-    no packing, and the ring cuts it into segments. Smaller ones are fused, one dtype a bucket, up
-    to `bucket_bytes`. A bucket stands where its last member stood, because it can start no sooner.
-
-    Args:
-        specs: gradients in order of creation of their variables.
-        bucket_bytes: most that is fused into one bucket.
-        alone_bytes: from this size on a tensor travels alone.
-        title: whose gradients these are.
-        added_up: the gradients of ranks are added up, not averaged.
+    The backward pass makes the gradients of the last layers first, so buckets are filled from the last gradient to the
+    first. A tensor of `alone_bytes` or more is a bucket of its own: it needs no packing, and the ring cuts it into
+    segments. Smaller ones are fused, one dtype a bucket, up to `bucket_bytes`. A bucket stands where its last member
+    stood, because it can start no sooner. `bucket_bytes` is the most that is fused into one bucket; a tensor of
+    `alone_bytes` travels alone.
     """
     finished: list[tuple[int, Bucket]] = []
     open_members: dict[str, list[int]] = {}

@@ -42,7 +42,6 @@ class FiniteCheck:
     """Looks at the means of one job.
 
     Args:
-        communicator: all ranks.
         agreement: knows the hosts.
 
     Attributes:

@@ -67,7 +67,6 @@ class Reducer:
     """Averages gradients over all ranks.
 
     Args:
-        communicator: all ranks.
         agreement: header exchange on the same communicator.
         all_reduce: how a flat buffer is summed.
     """

@@ -31,16 +31,9 @@ def exchange_rows(
 ) -> tuple[Buffer, Buffer]:
     """Collective: the sum over ranks of `factor` times each rank's rows.
 
-    Rows are gathered, or the table is summed whole when that is less traffic; all ranks take the
-    same way, since they see the same counts.
-
-    Args:
-        communicator: all ranks.
-        all_reduce: sums the table when it is exchanged whole.
-        values: (n, ...) rows of this rank; n may differ between ranks and be 0.
-        indices: (n,) row numbers, repetitions allowed.
-        rows: of the whole table.
-        factor: this rank's weight.
+    Rows are gathered, or the table is summed whole when that is less traffic; all ranks take the same way, since they
+    see the same counts. Rows of this rank are (n, ...), where n may differ between ranks and be 0, with their numbers
+    (n,), repetitions allowed; `factor` is this rank's weight.
 
     Returns:
         values (m, ...), indices (m,): each index once, ascending, the same bits on all ranks.

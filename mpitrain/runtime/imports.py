@@ -66,8 +66,7 @@ class Finder(Behind):
 def install(quiet: bool = False) -> None:
     """Local: load TensorFlow and Keras so from now on; what has been loaded stays as it is.
 
-    Args:
-        quiet: without the first lines of TensorFlow, which another rank of this host shows.
+    `quiet`: without the first lines of TensorFlow, which another rank of this host shows.
     """
     finder = next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
     if finder is None:

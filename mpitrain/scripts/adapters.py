@@ -51,13 +51,7 @@ def adapter_of(**arguments: Any) -> DataAdapter:
 
 
 class DividedAdapter(DataAdapter):
-    """One rank's part of what Keras reads with another adapter.
-
-    Args:
-        whole: reads the script's data.
-        portion: of which rank.
-        way: how it is divided.
-    """
+    """One rank's part of what Keras reads with another adapter."""
 
     def __init__(self, whole: DataAdapter, portion: Portion, way: Way) -> None:
         self._portion, self._way, self._dealt = portion, way, way == "batches"
@@ -129,12 +123,7 @@ def _gather(arrays: Any, positions: tf.Tensor) -> Any:
 
 
 class _DealtPyDataset(keras_private.PyDatasetPasses):
-    """Makes every Nth batch of a `PyDataset`, and no other. All ranks draw the same order, that of one process.
-
-    Args:
-        whole: reads all of it.
-        portion: of which rank.
-    """
+    """Makes every Nth batch of a `PyDataset`, and no other. All ranks draw the same order, that of one process."""
 
     def __init__(self, whole: PyDatasetAdapter, portion: Portion) -> None:
         self._shuffled = whole.shuffle

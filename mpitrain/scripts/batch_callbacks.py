@@ -29,13 +29,7 @@ WHEN = {"TensorBoard": "update_freq", "ModelCheckpoint": "save_freq", "BackupAnd
 
 
 def looks_at(callback: Any, kind: str, moments: Sequence[str] = ("begin", "end")) -> bool:
-    """Local: whether a callback does something at batches.
-
-    Args:
-        callback: of Keras or of a script.
-        kind: `train` or `test`.
-        moments: of a batch.
-    """
+    """Local: whether a callback does something at batches."""
     if isinstance(callback, keras.callbacks.ProgbarLogger):
         return False
     for name in (f"on_{one}_{moment}" for one in (f"{kind}_batch", "batch") for moment in moments):
@@ -56,10 +50,6 @@ def synchronize_callbacks(world: World, callbacks: Sequence[Any]) -> list[Any]:
     """Local: the callbacks, between two that let them see and do the same on all ranks, if they look at batches.
 
     They stand behind `DataParallel`.
-
-    Args:
-        world: the job.
-        callbacks: of a `fit` or `evaluate`, the same on all ranks.
     """
     kinds = [kind for kind in STOP if any(looks_at(one, kind) for one in callbacks)]
     if not kinds or world.size == 1:
@@ -70,17 +60,11 @@ def synchronize_callbacks(world: World, callbacks: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _BatchCall(Call):
-    """What happens to a batch.
+    """What happens to a batch."""
 
-    Attributes:
-        kind: of batch.
-        moment: of it.
-        logs: of which the ranks make one, at its end.
-    """
-
-    kind: str
-    moment: str
-    logs: LogsCall | None = None
+    kind: str  # of batch
+    moment: str  # of it
+    logs: LogsCall | None = None  # of which the ranks make one, at its end
 
     def __str__(self) -> str:
         """Local: a sentence."""
@@ -88,13 +72,7 @@ class _BatchCall(Call):
 
 
 class _Batches:
-    """What the two callbacks share.
-
-    Args:
-        world: the job.
-        callbacks: that look at batches, among others.
-        kinds: of batches that they look at.
-    """
+    """What the two callbacks share."""
 
     def __init__(self, world: World, callbacks: Sequence[Any], kinds: Sequence[str]) -> None:
         self.model: Any = None
@@ -178,11 +156,7 @@ class _Batches:
 
 
 class BeforeCallbacks(keras.callbacks.Callback):
-    """Stands before the callbacks that look at batches.
-
-    Args:
-        batches: shared with `BehindCallbacks`.
-    """
+    """Stands before the callbacks that look at batches."""
 
     def __init__(self, batches: _Batches) -> None:
         super().__init__()
@@ -224,11 +198,7 @@ class BeforeCallbacks(keras.callbacks.Callback):
 
 
 class BehindCallbacks(keras.callbacks.Callback):
-    """Stands behind the callbacks that look at batches.
-
-    Args:
-        batches: shared with `BeforeCallbacks`.
-    """
+    """Stands behind the callbacks that look at batches."""
 
     def __init__(self, batches: _Batches) -> None:
         super().__init__()

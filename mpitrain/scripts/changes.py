@@ -9,13 +9,9 @@ PARTS = ("model", "optimizer", "data", "callbacks", "files", "other")
 
 @dataclass
 class Changes:
-    """The table of what is different from a run under plain Python.
+    """The table of what is different from a run under plain Python."""
 
-    Attributes:
-        rows: (part, text), each once, in the order found.
-    """
-
-    rows: list[tuple[str, str]] = field(default_factory=list)
+    rows: list[tuple[str, str]] = field(default_factory=list)  # (part, text), each once, in the order found
 
     def note(self, part: str, text: str) -> None:
         """Local: add a row, if it is new."""

@@ -42,21 +42,13 @@ Note = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Summary:
-    """What tells one array from another.
+    """What tells one array from another."""
 
-    Attributes:
-        kind: shape or type.
-        texts: checksum of what are no numbers.
-        sums: of the numbers, with two sets of random weights.
-        scale: what the sums would differ by if the numbers came in another order.
-        are_labels: whole numbers or texts, one or one row a sample: no augmentation changes such.
-    """
-
-    kind: str
-    texts: int = 0
-    sums: tuple[float, float] = (0.0, 0.0)
-    scale: float = 0.0
-    are_labels: bool = False
+    kind: str  # shape or type
+    texts: int = 0  # checksum of what are no numbers
+    sums: tuple[float, float] = (0.0, 0.0)  # of the numbers, with two sets of random weights
+    scale: float = 0.0  # what the sums would differ by if the numbers came in another order
+    are_labels: bool = False  # whole numbers or texts, one or one row a sample: no augmentation changes such
 
     def is_like(self, other: Summary) -> bool:
         """Local: whether the two are of the same data."""
@@ -122,7 +114,6 @@ class DataComparison:
     """Compares what ranks hand to Keras.
 
     Args:
-        world: the job.
         note: told what was found, as (part, text).
     """
 
@@ -176,9 +167,6 @@ class DataComparison:
     def settle(self, *ended: str) -> None:
         """Collective: compare what has been read so far of the data that is watched.
 
-        Args:
-            ended: the calls that are watched no more.
-
         Raises:
             AgreedError: on all ranks: the labels of the same batch are not the same.
         """
@@ -221,10 +209,6 @@ class ComparisonCallback(keras.callbacks.Callback):
     """Compares what was read: after the first step where ranks stand at the same one, and after the first epoch.
 
     Stands behind `DataParallel`.
-
-    Args:
-        comparison: what is watched.
-        world: the job.
     """
 
     def __init__(self, comparison: DataComparison, world: World) -> None:

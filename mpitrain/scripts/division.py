@@ -23,12 +23,7 @@ OF_SAMPLES = ("x", "y", "sample_weight")
 
 @dataclass
 class DataDivision:
-    """Replaces, in the arguments of Keras' methods, the data by this rank's part of it.
-
-    Args:
-        portion: of this rank.
-        note: told what is changed, as (part, text).
-    """
+    """Replaces, in the arguments of Keras' methods, the data by this rank's part of it."""
 
     portion: Portion
     note: Note

@@ -46,10 +46,8 @@ class Files:
     """Lets rank 0 write, and the others wait until the file is there.
 
     Args:
-        world: the job, of two ranks or more.
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. There ranks may stand at different batches, so nobody waits.
-        names: which ranks write meanwhile.
         shared: what is done to files without Keras.
     """
 

@@ -46,10 +46,8 @@ class KerasPatches:
     """Makes the Keras of this process data-parallel.
 
     Args:
-        world: the job, of two ranks or more.
         division: how data is divided, and whether the script ends where it would train.
         note: told what is changed, as (part, text).
-        names: which ranks write files during a `fit`.
 
     Attributes:
         trained: the script has trained something.

@@ -34,7 +34,6 @@ class DividedLoops:
     """Divides the data sets that a script iterates over eagerly, outside of Keras' own methods.
 
     Args:
-        world: the job, of two ranks or more.
         portion: how batches are divided.
         note: told what is changed, as (part, text).
         training: whether a `fit` is under way. What its callbacks read stays whole, and the results they ask for

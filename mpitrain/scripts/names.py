@@ -15,11 +15,7 @@ from mpitrain.comm.communicator import Communicator
 
 
 class Names:
-    """What this rank writes while ranks do not wait for each other.
-
-    Args:
-        communicator: all ranks.
-    """
+    """What this rank writes while ranks do not wait for each other."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator

@@ -38,9 +38,6 @@ class ScriptOptions:
     def check(self, given: frozenset[str]) -> None:
         """Local: whether every option that was given can act.
 
-        Args:
-            given: their names.
-
         Raises:
             UsageError: one would do nothing.
         """

@@ -30,25 +30,15 @@ OTHERS = ("torch", "jax", "sklearn", "xgboost", "lightgbm")
 
 @dataclass(frozen=True)
 class Script:
-    """What is to be run.
+    """What is to be run."""
 
-    Attributes:
-        name: path of a file, or with `is_module` the name of a module.
-        arguments: its own.
-        is_module: as with `python -m`.
-    """
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
+    name: str  # path of a file, or with `is_module` the name of a module
+    arguments: tuple[str, ...] = ()  # its own
+    is_module: bool = False  # as with `python -m`
 
 
 def run_unchanged(world: World, script: Script) -> None:
     """Collective: run a script that divides its work itself, with nothing changed.
-
-    Args:
-        world: the job.
-        script: what to run.
 
     Raises:
         AgreedError: on all ranks: there is no such script.
@@ -61,12 +51,6 @@ def run(world: World, script: Script, output: Path, division: WorkDivision) -> N
 
     With one rank nothing at all is changed. With more, ranks other than 0 print and warn to `rank-N.log` in
     `output`, and rank 0 writes there to `rank-0.log` what was changed.
-
-    Args:
-        world: the job.
-        script: what to run.
-        output: directory of the logs.
-        division: how the work is divided.
 
     Raises:
         AgreedError: on all ranks: there is no such script, or no log can be written.

@@ -30,7 +30,6 @@ class ScriptKeras:
     """The Keras of a script that knows nothing of ranks. To be made by all ranks.
 
     Args:
-        world: the job, of two ranks or more.
         division: how the work is divided.
         changes: told what is changed.
 

@@ -12,9 +12,6 @@ import numpy as np
 def share_seed(seed: int) -> Callable[[int], int]:
     """Local: what Python and NumPy draw depends on `seed` from now on, also in generators that are made without one.
 
-    Args:
-        seed: the same on all ranks.
-
     Returns:
         A function that draws so many random bits.
     """

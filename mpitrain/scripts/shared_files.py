@@ -41,10 +41,8 @@ class SharedFiles:
     """Makes of such a call one of all ranks.
 
     Args:
-        world: the job, of two ranks or more.
         note: told what is changed, as (part, text).
         apart: whether ranks may stand at different places of the script. There nobody waits.
-        names: which ranks remove meanwhile.
 
     Attributes:
         enabled: all ranks make the same calls, as no forked child of theirs does.

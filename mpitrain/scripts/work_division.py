@@ -11,18 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkDivision:
-    """How the work of a script is divided among the ranks.
+    """How the work of a script is divided among the ranks."""
 
-    Attributes:
-        batch_is_global: batch sizes in the script are those of all ranks together, not of each.
-        divide_loops: divide also what loops of the script's own read of `tf.data`.
-        dry_run: stop where the script would train, and print what would be changed.
-        loss_is: what a loss is that Keras does not compute: `mean`, `sum` or `whole`, see `shares.Shares`.
-        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
-    """
-
-    batch_is_global: bool = False
-    divide_loops: bool = False
-    dry_run: bool = False
+    batch_is_global: bool = False  # batch sizes in the script are those of all ranks together, not of each
+    divide_loops: bool = False  # divide also what loops of the script's own read of `tf.data`
+    dry_run: bool = False  # stop where the script would train, and print what would be changed
+    # what a loss is that Keras does not compute: `mean`, `sum` or `whole`, see `shares.Shares`
     loss_is: LossIs = "mean"
-    sync_batch_norm: bool = False
+    sync_batch_norm: bool = False  # batch normalization uses the moments of all ranks' rows

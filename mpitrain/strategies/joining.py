@@ -18,22 +18,16 @@ Way = Callable[[Agreed], object]
 
 @dataclass(eq=False)
 class Part:
-    """How a rank without data takes part in one kind of update.
+    """How a rank without data takes part in one kind of update."""
 
-    Attributes:
-        run: collective, makes the update.
-        samples: how many samples this rank has accumulated and not yet contributed.
-    """
-
-    run: Callable[[], object]
-    samples: Callable[[], float] = lambda: 0.0
+    run: Callable[[], object]  # collective, makes the update
+    samples: Callable[[], float] = lambda: 0.0  # how many samples this rank has accumulated and not yet contributed
 
 
 class Joining:
     """The ways in which this rank can take part.
 
     Args:
-        world: the ranks.
         begin: local, called before an update of the others is made here.
 
     Attributes:

@@ -28,10 +28,7 @@ def describe(variables: Sequence[Any]) -> str:
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World) -> None:
     """Collective: every rank's variables become those of rank `root`.
 
-    Args:
-        variables: Keras or TensorFlow variables, in the same order on all ranks.
-        root: rank whose values are taken.
-        world: the job.
+    See `training.functional`.
 
     Raises:
         MismatchError: ranks have different variables.
@@ -67,10 +64,7 @@ def differing(variables: Sequence[Any], root: int = 0, *, world: World) -> list[
 def verify_replicas(variables: Sequence[Any], when: str, *, world: World) -> None:
     """Collective: check that variables are bit-identical on all ranks.
 
-    Args:
-        variables: in the same order on all ranks.
-        when: for the message, as in "after epoch 3".
-        world: the job.
+    See `training.functional`.
 
     Raises:
         ReplicaError: on every rank, naming the first variable that differs and the ranks.
@@ -119,12 +113,8 @@ def adopt(variables: Sequence[Any], root: int, *, world: World) -> None:
 def part_streams(variables: Sequence[Any], *, world: World) -> None:
     """Local: random streams (of dropout, augmentation) go on at another place on each rank.
 
-    To be called when the states are those of rank 0. Keras draws from a seed and a counter; ranks begin
-    their counters 2**20 draws apart.
-
-    Args:
-        variables: of which the states of Keras' seed generators, uint32[2], are changed.
-        world: the job.
+    To be called when the states are those of rank 0. Keras draws from a seed and a counter; ranks begin their counters
+    2**20 draws apart. Of the variables the states of Keras' seed generators, uint32[2], are changed.
     """
     for variable in variables:
         if name_of(variable).endswith("seed_generator_state") and has_value(variable):

@@ -24,30 +24,22 @@ def handed_back(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]
 
 @dataclass(eq=False)
 class Update:
-    """The updates of one optimizer, or of a tape: whose they are, and what is done with the gradients.
+    """The updates of one optimizer, or of a tape: whose they are, and what is done with the gradients."""
 
-    Attributes:
-        title: whose gradients these are: the same on all ranks, and of each optimizer another.
-        apply: local, makes the rest of the update of gradients and variables, as `Optimizer.apply` does; what it
-            returns is returned by `Exchange.update`.
-        optimizer: of Keras; None where the program applies the gradients itself, so that they are handed back.
-        synchronize: collective: those of these variables that are new, and the state of the optimizer, become rank
-            0's; True if some rank had others. Called while a graph is traced, and in each update once all have come.
-        without_data: local: how a rank makes this update, once it has no data, without gradients like these. It is
-            referred to weakly. None where nothing here has to follow when the others make it.
-        added_up: its gradients are added up over ranks, not averaged, where nothing else is said.
-        half: half precisions are summed as they are.
-        state: what the strategy keeps of this optimizer, from `Exchange.attach` on.
-    """
-
-    title: str
+    title: str  # whose gradients these are: the same on all ranks, and of each optimizer another
+    # local, makes the rest of the update of gradients and variables, as `Optimizer.apply` does; what it returns is
+    # returned by `Exchange.update`
     apply: Callable[[Sequence[Any], Sequence[Any]], Any] = handed_back
-    optimizer: Any = None
+    optimizer: Any = None  # of Keras; None where the program applies the gradients itself, so that they are handed back
+    # collective: those of these variables that are new, and the state of the optimizer, become rank 0's; True if some
+    # rank had others. Called while a graph is traced, and in each update once all have come
     synchronize: Callable[[Sequence[Any]], bool] | None = None
+    # local: how a rank makes this update, once it has no data, without gradients like these. It is referred to weakly.
+    # None where nothing here has to follow when the others make it
     without_data: Callable[[Sequence[Any], Sequence[Any]], Part] | None = None
-    added_up: bool = False
-    half: bool = False
-    state: Any = None
+    added_up: bool = False  # its gradients are added up over ranks, not averaged, where nothing else is said
+    half: bool = False  # half precisions are summed as they are
+    state: Any = None  # what the strategy keeps of this optimizer, from `Exchange.attach` on
 
 
 class Exchange(Protocol):

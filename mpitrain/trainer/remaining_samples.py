@@ -17,7 +17,6 @@ class RemainingSamples:
 
     Args:
         order: the positions of an epoch, by its number, in the order in which they are dealt out.
-        batch_size: of each worker.
         epoch: that is under way.
         left: positions of it that are dealt out.
         numbers: of the workers, in the job as it was started.

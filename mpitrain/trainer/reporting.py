@@ -15,9 +15,7 @@ class Report(keras.callbacks.Callback):
     """On every rank, behind `DataParallel` in the list of callbacks.
 
     Args:
-        strategy: of the job.
         display: on rank 0, if anything is to be shown.
-        batch_size: of each rank.
         own_samples: training samples of this rank.
         all_samples: training samples of all ranks.
     """

@@ -18,10 +18,6 @@ class RunCallbacks(SplitFitCallbacks):
     """Callbacks of one run that know how far it has come.
 
     Args:
-        callbacks: as for `fit`.
-        model: that is trained.
-        epochs: of the whole run.
-        steps: of an epoch.
         activity: counts the updates, also those that this rank makes without data.
         begin: where the run begins.
 

@@ -64,10 +64,6 @@ class ShrinkableRun:
     """The stages of one run. One that fails because a rank was lost is done again by those that are left.
 
     Args:
-        world: the job.
-        model: that is trained.
-        source: with this rank's share.
-        batch_size: of each rank.
         counting: callbacks whose counters decide something.
 
     Attributes:

@@ -12,12 +12,6 @@ import keras
 class SplitFitCallbacks(keras.callbacks.CallbackList):
     """Callbacks that see one run, though `fit` is called twice.
 
-    Args:
-        callbacks: as for `fit`.
-        model: that is trained.
-        epochs: of the whole run.
-        steps: of an epoch.
-
     Attributes:
         steps_before: of the epoch under way, done in an earlier process.
         is_last: this `fit` is the last one.

@@ -17,15 +17,9 @@ def moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Collective, also on the way back: as `keras.layers.BatchNormalization._moments`, over all ranks.
 
-    Each rank takes its own moments, and then only sums travel, in double precision: they lose nothing where the mean
-    is large beside the deviation.
-
-    Args:
-        inputs: (n, ..., channels, ...); n may differ between ranks and be 0.
-        mask: (n, ...) of what counts, or None for everything.
-        axes: all but the one of the channels.
-        collectives: of the ranks.
-        weight: how much this rank's gradients count when the mean over ranks is taken; a scalar.
+    Each rank takes its own moments, and then only sums travel, in double precision: they lose nothing where the mean is
+    large beside the deviation. `weight` is how much this rank's gradients count when the mean over ranks is taken;
+    `mask` says what counts, None for everything.
 
     Returns:
         Mean and variance, (channels,), in the dtype of `inputs`.

@@ -19,12 +19,7 @@ TrainStep = Callable[[Any], Any]
 
 
 def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
-    """Local: a training step of two compiled parts with the exchange between them.
-
-    Args:
-        train_step: Keras' own `train_step`, which applies its gradients once, at the end.
-        hook: of the model's optimizer.
-    """
+    """Local: a training step of two compiled parts with the exchange between them."""
     variables: list[Any] = []
     plain = False
 

@@ -24,20 +24,14 @@ _share: contextvars.ContextVar[Any] = contextvars.ContextVar("share", default=No
 
 @dataclass(frozen=True)
 class Counted:
-    """What a step gets, and what it counts for.
+    """What a step gets, and what it counts for."""
 
-    Attributes:
-        data: as the model's own step takes it.
-        samples: rows that count, a number or a scalar int32 tensor.
-        share: of a number that stands for the whole batch, a scalar float64 tensor; None where no other rank has a
-            part of the batch.
-        counts: a scalar bool tensor; () where what the step makes of `data` always counts.
-    """
-
-    data: Any
-    samples: Any
+    data: Any  # as the model's own step takes it
+    samples: Any  # rows that count, a number or a scalar int32 tensor
+    # of a number that stands for the whole batch, a scalar float64 tensor; None where no other rank has a part of the
+    # batch
     share: Any = None
-    counts: Any = ()
+    counts: Any = ()  # a scalar bool tensor; () where what the step makes of `data` always counts
 
     @classmethod
     def of(cls, data: Any) -> Counted:

@@ -12,11 +12,7 @@ from mpitrain.faults.activity import LOOKED_AT_BATCHES, Activity
 
 
 class FirstBatches:
-    """Notes the batches of one model. To be made outside of graphs.
-
-    Args:
-        activity: of this rank.
-    """
+    """Notes the batches of one model. To be made outside of graphs."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
@@ -27,9 +23,6 @@ class FirstBatches:
         """Local: note a batch, at once or, in a graph that is being traced, at its first runs.
 
         After those the graph makes no call to the host any more, only a comparison.
-
-        Args:
-            data: any nest of tensors.
         """
         leaves = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if leaf is not None]
         if tf.executing_eagerly():

@@ -27,17 +27,11 @@ CLOSE = 1e-6  # a graph may compute a float32 number with other instructions tha
 
 @dataclass(frozen=True)
 class LogsCall(Call):
-    """What ranks must have in common to reduce values of logs.
+    """What ranks must have in common to reduce values of logs."""
 
-    Attributes:
-        paths: of the values.
-        results: names of the metrics' results.
-        variables: of the metrics, see `replicas.describe`.
-    """
-
-    paths: tuple[Path, ...]
-    results: tuple[str, ...]
-    variables: str
+    paths: tuple[Path, ...]  # of the values
+    results: tuple[str, ...]  # names of the metrics' results
+    variables: str  # of the metrics, see `replicas.describe`
 
     def __str__(self) -> str:
         """Local: the paths and names in the first line."""
@@ -45,13 +39,7 @@ class LogsCall(Call):
 
 
 def global_metrics(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
-    """Collective: Keras metrics over the samples of all ranks.
-
-    Args:
-        metrics: `keras.Metric` objects, the same on all ranks.
-        result: computes the numbers from the metrics' state.
-        world: the job.
-    """
+    """Collective: Keras metrics over the samples of all ranks."""
     variables = [variable for metric in metrics for variable in metric.variables]
     with world.agreement.turn:
         world.agreement.call(f"metrics of {describe(variables)}")
@@ -69,7 +57,6 @@ class Logs:
     Args:
         metrics: gives the metrics of the model.
         result: gives their results on this rank, by name.
-        world: the job.
         has_rows: whether arrays in the logs may have a row for each sample.
     """
 

@@ -42,11 +42,6 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
     """Collective: the result from the states of all ranks. This rank's own state is put back.
 
     Results of states that cannot be combined are averaged over the ranks, and rank 0 warns of them once.
-
-    Args:
-        metrics: `keras.Metric` objects, the same on all ranks.
-        result: computes the numbers from the metrics' state.
-        world: the job.
     """
     variables = [variable for metric in metrics for variable in metric.variables]
     scripts = [metric for metric in _within(metrics) if _is_the_scripts(metric)]
@@ -135,9 +130,6 @@ def observe(metrics: Sequence[Any]) -> None:
     """Local: from now on see what happens to the states of metrics that the script defines.
 
     Their classes are patched, not the metrics, of which a script may make copies.
-
-    Args:
-        metrics: `keras.Metric` objects, or what holds some.
     """
     for metric in _within(metrics):
         owner = _definer(metric)

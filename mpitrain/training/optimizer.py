@@ -106,7 +106,6 @@ class Hook:
     """What is patched into a Keras optimizer: its gradients go to an exchange, which says what is applied.
 
     Args:
-        optimizer: a Keras optimizer.
         exchange: what its gradients go to.
         synchronize_first: before the first update, variables and optimizer state become those of rank 0.
         adds: its gradients are added up, see `Update.added_up`.

@@ -17,11 +17,7 @@ LOOKS = 2
 
 
 class RowLosses:
-    """Looks at the first batches of one model. To be made outside of graphs.
-
-    Args:
-        tell: told what was found.
-    """
+    """Looks at the first batches of one model. To be made outside of graphs."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -29,13 +25,7 @@ class RowLosses:
             self._left = tf.Variable(LOOKS, trainable=False, name="looks_at_losses")
 
     def look(self, loss: Any, y_true: Any, y_pred: Any) -> None:
-        """Local: whether every second row, alone, has the same loss as among the others; in a graph, when it runs.
-
-        Args:
-            loss: a `keras.Loss` with a number for each row.
-            y_true: as for `keras.Loss.__call__`.
-            y_pred: likewise.
-        """
+        """Local: whether every second row, alone, has the same loss as among the others; in a graph, when it runs."""
         if is_compiled():
             return
 

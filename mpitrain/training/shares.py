@@ -44,8 +44,6 @@ class Shares:
     """How the losses of one model are divided among the ranks.
 
     Args:
-        model: a Keras model.
-        strategy: of the job.
         active: whether all ranks run a step; asked at each run.
 
     Attributes:
@@ -181,12 +179,7 @@ class Step:
     def term(self, value: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any) -> Any:
         """Collective where it does not divide by rows: this rank's share of one term of the loss.
 
-        Args:
-            value: the term, as Keras reduced it.
-            values: what was reduced.
-            sample_weight: as for `reduce_weighted_values`.
-            mask: likewise.
-            reduction: likewise.
+        The value is as Keras reduced it; the other arguments are those of `reduce_weighted_values`.
         """
         if not len(values.shape):
             self._one_number = True
@@ -311,11 +304,7 @@ class Step:
 def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
     """Local: what Keras divides a sum over `values` by; None for what grows with the number of rows.
 
-    Args:
-        values: as for `reduce_weighted_values`.
-        sample_weight: likewise.
-        mask: likewise.
-        reduction: likewise.
+    The arguments are those of `reduce_weighted_values`.
     """
     if reduction == "mean_with_sample_weight":
         weight = keras_private.weight_with_mask(values, sample_weight, mask, reduction)

@@ -43,9 +43,7 @@ def is_compiled() -> bool:
 class StepCollectives:
     """Collectives of a step, eagerly and inside `tf.function`. A rank out of data takes part with nothing.
 
-    Args:
-        world: the ranks.
-        active: whether all ranks run the step; asked at each run.
+    `active` tells whether all ranks run the step; it is asked at each run.
     """
 
     def __init__(self, world: World, active: Callable[[], bool] = lambda: True) -> None:

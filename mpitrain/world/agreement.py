@@ -38,25 +38,17 @@ Able = Callable[[Call], float | None]
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the headers of one collective said.
+    """What the headers of one collective said."""
 
-    Attributes:
-        samples: (size,) float64, samples behind each rank's contribution; 0 for idle ranks.
-        reports: (size, REPORTS) float64, each rank's last reported numbers.
-        requests: (size,) float64, each rank's `Agreement.request`.
-        active: (size,) bool, False for ranks that are joining or finished.
-        finished: every rank is at the end of its program.
-        possible: all idle ranks can take part in what the active ones call.
-        call: what the active ranks call, where some rank is idle.
-    """
-
+    # (size,) float64, samples behind each rank's contribution; 0 for idle ranks
     samples: np.ndarray[tuple[int], np.dtype[np.float64]]
+    # (size, REPORTS) float64, each rank's last reported numbers
     reports: np.ndarray[tuple[int, int], np.dtype[np.float64]]
-    requests: np.ndarray[tuple[int], np.dtype[np.float64]]
-    active: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    finished: bool = False
-    possible: bool = True
-    call: Call | None = None
+    requests: np.ndarray[tuple[int], np.dtype[np.float64]]  # (size,) float64, each rank's `Agreement.request`
+    active: np.ndarray[tuple[int], np.dtype[np.bool_]]  # (size,) bool, False for ranks that are joining or finished
+    finished: bool = False  # every rank is at the end of its program
+    possible: bool = True  # all idle ranks can take part in what the active ones call
+    call: Call | None = None  # what the active ranks call, where some rank is idle
 
 
 class Observer(Protocol):
@@ -110,8 +102,6 @@ class Agreement:
     """Gathers headers on one communicator.
 
     Args:
-        communicator: all ranks of a group.
-        hosts: host name of each rank, for messages.
         ranks: their numbers in the job, for messages, where the group is a part of it.
 
     Attributes:
@@ -135,12 +125,7 @@ class Agreement:
         self.request = 0
 
     def renew(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
-        """Local: from now on these ranks agree, the ones that the communicator has now.
-
-        Args:
-            hosts: host name of each.
-            ranks: their numbers in the job.
-        """
+        """Local: from now on these ranks agree, the ones that the communicator has now."""
         size = self._communicator.size
         self._hosts = tuple(hosts)
         self._numbers = range(size) if ranks is None else tuple(ranks)

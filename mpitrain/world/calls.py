@@ -24,13 +24,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Meeting(Call):
-    """All ranks come to the same place, of which nothing else needs to be known.
+    """All ranks come to the same place, of which nothing else needs to be known."""
 
-    Attributes:
-        place: for people.
-    """
-
-    place: str
+    place: str  # for people
 
     def __str__(self) -> str:
         """Local: the place."""

@@ -14,11 +14,8 @@ Result = TypeVar("Result")
 def run_on_all(communicator: Communicator, hosts: Sequence[str], action: Callable[[], Result]) -> Result:
     """Collective: run `action` on every rank; when it raises UsageError on one, all ranks raise.
 
-    Args:
-        communicator: all ranks.
-        hosts: host name of each rank, for the message.
-        action: raises UsageError for what the user can mend. It may be collective itself, as long as
-            no rank raises between two collectives of it.
+    The action raises UsageError for what the user can mend. It may be collective itself, as long as no rank raises
+    between two collectives of it.
 
     Returns:
         What `action` returned on this rank.
@@ -65,10 +62,7 @@ def run_on_root(communicator: Communicator, action: Callable[[], object]) -> Non
 def check_equal(communicator: Communicator, hosts: Sequence[str], values: Mapping[str, object]) -> None:
     """Collective: check that values are the same on all ranks.
 
-    Args:
-        communicator: all ranks.
-        hosts: host name of each rank, for the message.
-        values: by names for the message; compared by their `repr`.
+    Values are compared by their `repr`.
 
     Raises:
         AgreedError: the same on all ranks, about the first value that differs.

@@ -19,12 +19,7 @@ FINALIZE_SECONDS = 60
 
 
 def finish(world: World, exits: Exits | None = None) -> None:
-    """Collective: leave with all the others. Called at the end of the program.
-
-    Args:
-        world: the job.
-        exits: how this process ends; None in simulations.
-    """
+    """Collective: leave with all the others. Called at the end of the program."""
     world.activity.phase = "end"
     if world.watchdog is not None and exits is not None:
         world.watchdog.ending(exits.status.code, exits.status.text)

@@ -24,19 +24,12 @@ AT_END, SERVING = 1 << 30, -1  # as `where`: at the end of the program; hosting 
 
 @dataclass(frozen=True)
 class ShrinkOutcome:
-    """Who is left, and where they are.
+    """Who is left, and where they are."""
 
-    Attributes:
-        lost: numbers, in the job as it was started, of the ranks that were lost now.
-        hosts: their hosts.
-        where: of each rank that is left, the place that it told.
-        since_seconds: when this rank noticed the loss, as of `time.monotonic`.
-    """
-
-    lost: tuple[int, ...]
-    hosts: tuple[str, ...]
-    where: tuple[int, ...]
-    since_seconds: float
+    lost: tuple[int, ...]  # numbers, in the job as it was started, of the ranks that were lost now
+    hosts: tuple[str, ...]  # their hosts
+    where: tuple[int, ...]  # of each rank that is left, the place that it told
+    since_seconds: float  # when this rank noticed the loss, as of `time.monotonic`
 
 
 def check(world: World) -> None:
@@ -87,10 +80,6 @@ def shrink(world: World, where: int = 0) -> ShrinkOutcome:
     """Collective among the ranks that are left: the job goes on with them.
 
     Ranks are counted anew, from 0, in the order they had. If more are lost meanwhile, they are left behind too.
-
-    Args:
-        world: of the whole job, or of a part that was bound to it.
-        where: a number that all ranks are told.
 
     Raises:
         TooFewRanksError: on all ranks: fewer are left than `faults.min_np`.
@@ -146,12 +135,7 @@ def _check_left(job: World, before: dict[int, str], lost: Sequence[int]) -> None
 
 
 def _renew(world: World, left: list[int]) -> None:
-    """Local: the same job, with those of its ranks that are left.
-
-    Args:
-        world: of all of them.
-        left: for each rank that is left, which it was.
-    """
+    """Local: the same job, with those of its ranks that are left."""
     place = world.topology
     world.topology = topology(
         world.communicator.rank, [place.nodes[rank] for rank in left], [place.hosts[rank] for rank in left]

@@ -28,14 +28,7 @@ BACKLOG = 128  # connections of others that wait to be taken
 def start(
     communicator: Communicator, topology: Topology, options: FaultOptions, environ: Mapping[str, str]
 ) -> Watchdog | None:
-    """Collective: a watchdog that runs; None for a job of one rank, or where a rank cannot listen.
-
-    Args:
-        communicator: all ranks.
-        topology: where they are.
-        options: what is watched.
-        environ: tells which network MPI uses.
-    """
+    """Collective: a watchdog that runs; None for a job of one rank, or where a rank cannot listen."""
     if communicator.size == 1:
         return None
     one_host = topology.node_count == 1

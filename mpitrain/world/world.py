@@ -104,17 +104,11 @@ class World:
 
 @dataclass(eq=False)
 class ShrinkGroup:
-    """A job and those of its parts that lose ranks together with it: what fails in one fails in all.
+    """A job and those of its parts that lose ranks together with it: what fails in one fails in all."""
 
-    Attributes:
-        job: all ranks.
-        parts: in which this rank is.
-        vital: numbers of the ranks that the job cannot go on without.
-    """
-
-    job: World
-    parts: list[World] = field(default_factory=list)
-    vital: frozenset[int] = frozenset()
+    job: World  # all ranks
+    parts: list[World] = field(default_factory=list)  # in which this rank is
+    vital: frozenset[int] = frozenset()  # numbers of the ranks that the job cannot go on without
 
 
 def world_of(
@@ -127,17 +121,7 @@ def world_of(
     faults: FaultOptions | None = None,
     make_strategy: MakePolicy = by_size,
 ) -> World:
-    """Local: the World of these ranks.
-
-    Args:
-        communicator: of all of them.
-        topology: where each is.
-        devices: of this rank.
-        threads: of this rank.
-        ranks: their numbers in the job, for messages, where they are a part of it.
-        faults: how they are dealt with.
-        make_strategy: of what they exchange.
-    """
+    """Local: the World of these ranks."""
     layout = layout_of(communicator.library, topology)
     agreement = Agreement(communicator, topology.hosts, ranks)
     all_reduce = AllReduce(communicator, layout, os.environ)

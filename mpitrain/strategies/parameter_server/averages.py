@@ -67,13 +67,7 @@ def squares(part: Part, content: Any, variables: int) -> Buffer:
 
 
 def clip_factors(sums: Buffer, clipnorm: float | None, global_clipnorm: float | None) -> Buffer:
-    """Local: on the gradient of each variable, as Keras clips: by its own norm, else by that of all.
-
-    Args:
-        sums: (variables,) sums of squares.
-        clipnorm: of the optimizer.
-        global_clipnorm: of the optimizer.
-    """
+    """Local: on the gradient of each variable, as Keras clips: by its own norm, else by that of all."""
     if clipnorm:
         return np.asarray(clipnorm / np.maximum(np.sqrt(sums), clipnorm))
     if global_clipnorm:

@@ -19,8 +19,6 @@ class Channel:
     Args:
         there: all ranks of the job, on the way to the servers.
         back: the same on the way from them.
-        roles: who does what.
-        hosts: host name of each rank, for messages.
 
     Attributes:
         roles: as they are now.

@@ -10,12 +10,7 @@ from mpitrain.strategies.parameter_server.roles import COLOCATED
 
 
 def device_of(options: ServerOptions | None, device: str) -> str:
-    """Local: what this rank computes on: a server takes no GPU. To be asked before the job is entered.
-
-    Args:
-        options: of the servers; None where there are none.
-        device: of the workers.
-    """
+    """Local: what this rank computes on: a server takes no GPU. To be asked before the job is entered."""
     found = launcher.detect(os.environ)
     rank = None if found is None else found.rank
     if options is None or options.servers == COLOCATED or rank is None:

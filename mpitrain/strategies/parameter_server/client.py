@@ -36,10 +36,8 @@ class Client:
     Args:
         there: all ranks of the job, on the way to the servers.
         back: the same on the way from them; `there` itself unless a rank is both server and worker.
-        roles: who does what.
         options: how parameters are hosted and updated.
         agreement: of the workers: has what this worker tells the others.
-        hosts: host name of each rank, for messages.
 
     Attributes:
         channel: to them.

@@ -13,17 +13,11 @@ MOST_COLUMNS = 8
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """What one server counted, which stands for all.
+    """What one server counted, which stands for all."""
 
-    Attributes:
-        updates: that were made.
-        dropped: gradients that did not count.
-        staleness: how many gradients were of parameters so many updates old; in async mode.
-    """
-
-    updates: int
-    dropped: int
-    staleness: dict[int, int]
+    updates: int  # that were made
+    dropped: int  # gradients that did not count
+    staleness: dict[int, int]  # how many gradients were of parameters so many updates old; in async mode
 
     def text(self) -> str:
         """Local: one line."""

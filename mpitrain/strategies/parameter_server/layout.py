@@ -13,17 +13,11 @@ from mpitrain.strategies.parameter_server.shards import Part, Shard, parts_of, s
 
 @dataclass(frozen=True)
 class Layout:
-    """Buckets, shards and messages of one update.
+    """Buckets, shards and messages of one update."""
 
-    Attributes:
-        plan: which gradients travel together, and when.
-        shards: which server hosts what.
-        parts: the messages, in their order.
-    """
-
-    plan: BucketPlan
-    shards: tuple[Shard, ...]
-    parts: tuple[Part, ...]
+    plan: BucketPlan  # which gradients travel together, and when
+    shards: tuple[Shard, ...]  # which server hosts what
+    parts: tuple[Part, ...]  # the messages, in their order
 
     def of_server(self, server: int) -> list[int]:
         """Local: positions of the parts of one server."""

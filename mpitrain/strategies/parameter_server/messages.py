@@ -44,31 +44,18 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """The header of what a worker says.
+    """The header of what a worker says."""
 
-    Attributes:
-        kind: what it is.
-        session: of which optimizer.
-        part: position among the parts of an update.
-        version: updates that this worker has seen.
-        samples: behind the gradient; 0: it does not count.
-        learning_rate: of the worker's optimizer; NaN where it follows a schedule.
-        count: rows, or bytes of the text, that follow.
-        position: collectives that this rank has entered, see `Activity.position`.
-        request: see `Agreement.request`.
-        report: see `Agreement.report`.
-    """
-
-    kind: Kind
-    session: int = 0
-    part: int = 0
-    version: int = 0
-    samples: float = 0.0
-    learning_rate: float = float("nan")
-    count: int = 0
-    position: int = 0
-    request: int = 0
-    report: tuple[float, ...] = (0.0,) * REPORTS
+    kind: Kind  # what it is
+    session: int = 0  # of which optimizer
+    part: int = 0  # position among the parts of an update
+    version: int = 0  # updates that this worker has seen
+    samples: float = 0.0  # behind the gradient; 0: it does not count
+    learning_rate: float = float("nan")  # of the worker's optimizer; NaN where it follows a schedule
+    count: int = 0  # rows, or bytes of the text, that follow
+    position: int = 0  # collectives that this rank has entered, see `Activity.position`
+    request: int = 0  # see `Agreement.request`
+    report: tuple[float, ...] = (0.0,) * REPORTS  # see `Agreement.report`
 
     WORDS = 9 + REPORTS
 
@@ -92,29 +79,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """The header of what a server answers.
+    """The header of what a server answers."""
 
-    Attributes:
-        status: what became of it.
-        session: of which optimizer.
-        part: position among the parts of an update.
-        version: updates that the server has made.
-        iterations: of its optimizer.
-        count: rows, bytes or sessions that follow.
-        samples: behind all gradients so far.
-        position: the highest of all workers, see `Message.position`.
-        workers: (workers, COLUMNS), what they told with the gradients of this update.
-    """
-
-    status: Status
-    session: int
-    part: int
-    version: int
-    iterations: int
-    count: int
-    samples: float
-    position: int
-    workers: Buffer
+    status: Status  # what became of it
+    session: int  # of which optimizer
+    part: int  # position among the parts of an update
+    version: int  # updates that the server has made
+    iterations: int  # of its optimizer
+    count: int  # rows, bytes or sessions that follow
+    samples: float  # behind all gradients so far
+    position: int  # the highest of all workers, see `Message.position`
+    workers: Buffer  # (workers, COLUMNS), what they told with the gradients of this update
 
     WORDS = 8
 

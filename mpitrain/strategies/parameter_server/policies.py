@@ -16,17 +16,11 @@ from mpitrain.strategies.parameter_server.options import ServerOptions
 
 @dataclass
 class Push:
-    """One gradient of one worker, part by part.
+    """One gradient of one worker, part by part."""
 
-    Attributes:
-        worker: its position.
-        first: the header of its first part.
-        content: of each part that has come.
-    """
-
-    worker: int
-    first: Message
-    content: dict[int, Any] = field(default_factory=dict)
+    worker: int  # its position
+    first: Message  # the header of its first part
+    content: dict[int, Any] = field(default_factory=dict)  # of each part that has come
 
 
 class Host(Protocol):
@@ -50,19 +44,13 @@ LOST = -1
 
 @dataclass
 class Counts:
-    """What happened on one server.
+    """What happened on one server."""
 
-    Attributes:
-        updates: that were made.
-        samples: behind them.
-        dropped: gradients that did not count, by worker; those of workers that were lost as of worker LOST.
-        staleness: how many gradients were computed so many updates ago.
-    """
-
-    updates: int = 0
-    samples: float = 0.0
+    updates: int = 0  # that were made
+    samples: float = 0.0  # behind them
+    # gradients that did not count, by worker; those of workers that were lost as of worker LOST
     dropped: Counter[int] = field(default_factory=Counter)
-    staleness: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)  # how many gradients were computed so many updates ago
 
     def on_shrink(self, left: Sequence[int]) -> None:
         """Local: some workers were lost.

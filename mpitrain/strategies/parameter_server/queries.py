@@ -31,14 +31,7 @@ def state(channel: Channel, session: Sending) -> tuple[State, int]:
 
 
 def rows(channel: Channel, session: Sending, variable: int, indices: Buffer) -> Buffer:
-    """Local: some rows of a variable whose gradients are sparse, as the servers have them now.
-
-    Args:
-        channel: to the servers.
-        session: of the optimizer.
-        variable: its position.
-        indices: (n,) row numbers.
-    """
+    """Local: some rows of a variable whose gradients are sparse, as the servers have them now."""
     spec = session.layout.plan.specs[variable]
     result = np.empty((len(indices), *spec.shape[1:]), spec.dtype)
     for number, part in enumerate(session.layout.parts):

@@ -12,15 +12,10 @@ COLOCATED = "colocated"
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what.
+    """Who does what."""
 
-    Attributes:
-        servers: ranks that host the parameters.
-        workers: ranks that compute gradients; the first of them speaks for the job.
-    """
-
-    servers: tuple[int, ...]
-    workers: tuple[int, ...]
+    servers: tuple[int, ...]  # ranks that host the parameters
+    workers: tuple[int, ...]  # ranks that compute gradients; the first of them speaks for the job
 
     @property
     def serving_only(self) -> tuple[int, ...]:
@@ -36,10 +31,6 @@ class Roles:
 
 def roles(servers: str, ranks: int) -> Roles:
     """Local: the first ranks are servers, the rest workers; `colocated`: rank 0 serves, and all of them work.
-
-    Args:
-        servers: how many, or `colocated`.
-        ranks: of the job.
 
     Raises:
         UsageError: no worker would remain, or the number is none.

@@ -13,49 +13,30 @@ from mpitrain.strategies.parameter_server.messages import Answer
 
 @dataclass
 class Coming:
-    """A part on its way to this worker.
+    """A part on its way to this worker."""
 
-    Attributes:
-        header: of the answer.
-        request: for it.
-        values: of a dense part, where they arrive.
-        values_request: for them.
-    """
-
-    header: Buffer
-    request: Request
-    values: Buffer | None = None
-    values_request: Request | None = None
+    header: Buffer  # of the answer
+    request: Request  # for it
+    values: Buffer | None = None  # of a dense part, where they arrive
+    values_request: Request | None = None  # for them
 
 
 @dataclass
 class Sending:
-    """One optimizer, as a worker sees it.
+    """One optimizer, as a worker sees it."""
 
-    Attributes:
-        number: of the session.
-        setup: what the servers are told.
-        layout: the messages of an update.
-        versions: updates of each server that this worker has seen.
-        slot_names: of each variable the names of the optimizer's slots, once a server has told.
-        begun: the servers have it.
-        discard: the next gradient is of parameters that are not the servers', and does not count.
-        last: the last answer of an update.
-        dropped: gradients of this worker that did not count.
-        coming: parts under way, by their positions.
-        targets: of buckets under way, where their values are put together.
-    """
-
-    number: int
-    setup: Mapping[str, Any]
-    layout: Layout
-    versions: dict[int, int] = field(default_factory=dict)
+    number: int  # of the session
+    setup: Mapping[str, Any]  # what the servers are told
+    layout: Layout  # the messages of an update
+    versions: dict[int, int] = field(default_factory=dict)  # updates of each server that this worker has seen
+    # of each variable the names of the optimizer's slots, once a server has told
     slot_names: dict[int, list[str]] = field(default_factory=dict)
-    begun: bool = False
-    discard: bool = False
-    last: Answer | None = None
-    dropped: int = 0
-    coming: dict[int, Coming] = field(default_factory=dict)
+    begun: bool = False  # the servers have it
+    discard: bool = False  # the next gradient is of parameters that are not the servers', and does not count
+    last: Answer | None = None  # the last answer of an update
+    dropped: int = 0  # gradients of this worker that did not count
+    coming: dict[int, Coming] = field(default_factory=dict)  # parts under way, by their positions
+    # of buckets under way, where their values are put together
     targets: dict[int, Buffer] = field(default_factory=dict)
 
     def note_slots(self, server: int, names: Sequence[Sequence[list[str]]]) -> None:

@@ -35,7 +35,6 @@ class ServerLoop:
     Args:
         there: all ranks of the job, on the way from the workers.
         back: the same on the way to them; `there` itself unless a rank is both server and worker.
-        roles: who does what.
         options: how parameters are hosted and updated.
 
     Attributes:

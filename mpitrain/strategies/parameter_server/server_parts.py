@@ -23,7 +23,6 @@ class ServerShard:
     One optimizer for each shard: then what belongs to which variable is plain, whatever the optimizer is.
 
     Args:
-        spec: of the whole variable.
         rows: how many there are here; None for a variable without axes.
         setup: what the worker told, see `training.served`.
         position: of the variable in it.
@@ -75,7 +74,6 @@ class ServerPart:
 
     Args:
         part: what travels together.
-        specs: of all variables.
         setup: what the worker told.
         traced: updates are graphs. Those need a thread of TensorFlow's own, which a worker in the same process may
             hold while it waits for the server.

@@ -21,7 +21,6 @@ class Session:
     """The parts of one optimizer that are hosted here.
 
     Args:
-        number: of the session.
         setup: what the first worker told.
         server: position of this server.
         servers: how many there are.

@@ -13,21 +13,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of one variable on one server.
+    """Rows of one variable on one server."""
 
-    Attributes:
-        variable: its position.
-        begin: first row; 0 for a variable without axes, which has one row.
-        end: row after the last.
-        server: position of the server.
-        row_size: elements of one row.
-    """
-
-    variable: int
-    begin: int
-    end: int
-    server: int
-    row_size: int
+    variable: int  # its position
+    begin: int  # first row; 0 for a variable without axes, which has one row
+    end: int  # row after the last
+    server: int  # position of the server
+    row_size: int  # elements of one row
 
     @property
     def size(self) -> int:
@@ -90,38 +82,23 @@ def _balanced(sizes: Sequence[int], servers: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Piece:
-    """One shard within a message.
+    """One shard within a message."""
 
-    Attributes:
-        shard: what travels.
-        place: first element in the bucket.
-        offset: first element in the message.
-    """
-
-    shard: Shard
-    place: int
-    offset: int
+    shard: Shard  # what travels
+    place: int  # first element in the bucket
+    offset: int  # first element in the message
 
 
 @dataclass(frozen=True)
 class Part:
-    """What of one bucket goes to one server, and comes back from there: one message.
+    """What of one bucket goes to one server, and comes back from there: one message."""
 
-    Attributes:
-        bucket: its position in the plan.
-        server: position of the server.
-        pieces: in the order in which they are packed.
-        size: elements.
-        dtype: as it travels.
-        sparse: rows of the one piece travel with their numbers.
-    """
-
-    bucket: int
-    server: int
-    pieces: tuple[Piece, ...]
-    size: int
-    dtype: str
-    sparse: bool
+    bucket: int  # its position in the plan
+    server: int  # position of the server
+    pieces: tuple[Piece, ...]  # in the order in which they are packed
+    size: int  # elements
+    dtype: str  # as it travels
+    sparse: bool  # rows of the one piece travel with their numbers
 
 
 def parts_of(plan: BucketPlan, shards: Sequence[Shard]) -> tuple[Part, ...]:
@@ -147,13 +124,7 @@ def parts_of(plan: BucketPlan, shards: Sequence[Shard]) -> tuple[Part, ...]:
 
 
 def table(specs: Sequence[TensorSpec], shards: Sequence[Shard], servers: Sequence[int]) -> str:
-    """Local: the map as text, one line a server, with its rank, bytes and variables.
-
-    Args:
-        specs: of the variables.
-        shards: from `shard_map`.
-        servers: rank of each server.
-    """
+    """Local: the map as text, one line a server, with its rank, bytes and variables."""
     lines = []
     for position, rank in enumerate(servers):
         own = [shard for shard in shards if shard.server == position]

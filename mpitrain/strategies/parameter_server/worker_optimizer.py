@@ -31,11 +31,6 @@ class WorkerOptimizer:
 
     It stays plain Keras; its slots are those of the servers when it is saved.
 
-    Args:
-        optimizer: of Keras.
-        title: whose updates they are, see `strategy.Update`.
-        strategy: has the servers.
-
     Raises:
         UsageError: servers cannot do what the optimizer does.
     """
