@@ -17,6 +17,7 @@ class DistributedGradientTape:
 
     Args:
         tape: a tape that has recorded, or is recording.
+        world: the job; the current one by default.
         exchange: what takes the mean; the strategy of `world` by default.
         synchronize_first: variables become those of rank 0 when they are first seen here.
         loss_is: what each rank's target is: a `mean` over its samples, or a `sum`, so that gradients are added up.
