@@ -63,7 +63,7 @@ def test_they_see_what_they_see_in_one_process(last: int) -> None:
         assert own_rate == rate
         assert [one[:2] for one in mine] == [one[:2] for one in seen]
         for one, other in zip(mine, seen, strict=True):
-            assert one[2:] == pytest.approx(other[2:], rel=1e-9)
+            assert one[2:] == pytest.approx(other[2:], rel=1e-6)  # Keras before 3.14 keeps metrics in float32
 
 
 @pytest.mark.parametrize(
