@@ -66,11 +66,7 @@ def _turn(raw: dict[str, list[float]], way: str, options: Sequence[str], name: s
 
 
 def _times(options: Sequence[str], name: str, batch_size: int) -> dict[str, float]:
-    """Local: seconds from the fault until it was noticed, ranks had begun again, and a step was done.
-
-    Raises:
-        MpitrainError: the job failed, or did not do what was to be measured.
-    """
+    """Local: seconds from the fault until it was noticed, ranks had begun again, and a step was done."""
     with tempfile.TemporaryDirectory(prefix="mpitrain-bench-") as directory:
         call = f"main({name!r}, {batch_size}, Path({directory!r}))"
         code = f"from pathlib import Path; from mpitrain.bench.recovery_job import main; {call}"
@@ -90,11 +86,7 @@ def _times(options: Sequence[str], name: str, batch_size: int) -> dict[str, floa
 
 
 def _lines(command: Sequence[str]) -> list[tuple[float, str]]:
-    """Local: run a command; the lines of its standard error, and when each came.
-
-    Raises:
-        MpitrainError: it failed.
-    """
+    """Local: run a command; the lines of its standard error, and when each came."""
     environ = launcher.without_rank(os.environ)
     lines: list[tuple[float, str]] = []
     with subprocess.Popen(

@@ -207,11 +207,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path, name: str, size: int, sha256: str, keep: bool) -> Array:
-    """The content of a file if it is to be kept, else nothing.
-
-    Raises:
-        DamagedError: it is not what was written.
-    """
+    """The content of a file if it is to be kept, else nothing."""
     if Path(name).name != name:
         raise DamagedError(f"{path / MANIFEST} names a file elsewhere, {name!r}")
     file_path, digest, done = path / name, hashlib.sha256(), 0

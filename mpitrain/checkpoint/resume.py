@@ -106,11 +106,7 @@ def resumption(options: CheckpointOptions, store: Store, communicator: Communica
 
 
 def _check(path: Path, info: Mapping[str, Any]) -> None:
-    """Local: whether a run remembered there what this one needs; whole it is.
-
-    Raises:
-        UsageError: it did not, so other code wrote it.
-    """
+    """Local: whether a run remembered there what this one needs; whole it is."""
     odd = [name for name, kind in REMEMBERED.items() if not isinstance(info.get(name), kind)]
     names = {name for name in info.get("position", {}) if "position" not in odd}
     if odd or names != set(asdict(Position())):

@@ -138,11 +138,7 @@ def _variables(given: dict[str, str | None]) -> dict[str, str]:
 
 
 def _script(words: Sequence[str]) -> list[str]:
-    """Local: what each rank runs.
-
-    Raises:
-        UsageError: nothing, or Python with something else than a script.
-    """
+    """Local: what each rank runs."""
     from mpitrain.cli.script import PYTHON, divide  # with NumPy
 
     if not words:

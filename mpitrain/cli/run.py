@@ -262,11 +262,7 @@ def _job(arguments: argparse.Namespace) -> LaunchJob:
 
 
 def _check_interfaces(wanted: Sequence[str]) -> None:
-    """Local: the launcher listens on this host, too.
-
-    Raises:
-        UsageError: this host has none of these interfaces.
-    """
+    """Local: the launcher listens on this host, too."""
     names = [name for _, name in socket.if_nameindex()]
     if wanted and not any("/" in one or one in names for one in wanted):
         raise UsageError(
@@ -286,10 +282,6 @@ def _mpi(mpirun: str, command: Sequence[str], rest: Sequence[str]) -> Mpi:
     """Local: the MPI of mpirun, which must be that of the ranks where these are known. Both are asked at once.
 
     Meanwhile what ranks of mpitrain are given is looked at: an option that they would refuse starts nothing.
-
-    Raises:
-        LauncherError: two MPIs are mixed, or one does not answer.
-        UsageError: the ranks would refuse their options.
     """
     if tuple(command[: len(OURS)]) != OURS:
         return dialect.launcher_mpi(mpirun, os.environ)

@@ -138,12 +138,7 @@ def _told(world: World, server: Server, arguments: argparse.Namespace) -> str:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    """Local: stop a cluster that was started elsewhere.
-
-    Raises:
-        LauncherError: this is a rank of a job.
-        UsageError: no such cluster runs.
-    """
+    """Local: stop a cluster that was started elsewhere."""
     started_by = launcher.detect(os.environ)
     if started_by is not None and (started_by.size or 1) > 1:
         raise LauncherError(f"serve --stop asks a cluster that runs: run it alone, without {started_by.name}")

@@ -226,11 +226,7 @@ def start_server(
 
 
 def _listen(place: Place, config: Any) -> Any:
-    """Local: a server that listens to those who may reach it, and does not answer yet.
-
-    Raises:
-        UsageError: it cannot be kept from others.
-    """
+    """Local: a server that listens to those who may reach it, and does not answer yet."""
     import tensorflow as tf
 
     task, port = place.cluster.task, place.held.getsockname()[1]

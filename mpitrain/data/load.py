@@ -101,11 +101,7 @@ def load(
 
 
 def _kind(data: Data) -> tuple[str, list[Path]]:
-    """Of which kind the data are, and where they lie.
-
-    Raises:
-        DataError: there are none, or they are of no kind that can be read.
-    """
+    """Of which kind the data are, and where they lie."""
     if isinstance(data, tf.data.Dataset):
         return "dataset", []
     if isinstance(data, Mapping):
@@ -154,11 +150,7 @@ def _is_record_file(path: Path) -> bool:
 
 
 def _record_files(directory: Path) -> list[Path]:
-    """The TFRecord files of a directory.
-
-    Raises:
-        DataError: they lie in folders of it.
-    """
+    """The TFRecord files of a directory."""
     try:
         files = sorted(path for path in directory.iterdir() if _is_record_file(path))
     except OSError as error:

@@ -96,11 +96,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def _sets_of(process_sets: Any) -> list[Any]:
-    """Local: those to register.
-
-    Raises:
-        ValueError: it is neither a list nor "dynamic".
-    """
+    """Local: those to register."""
     if not isinstance(process_sets, str):
         return list(process_sets or ())
     if process_sets.lower() != "dynamic":

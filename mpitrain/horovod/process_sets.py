@@ -251,11 +251,7 @@ def register(process_sets: Sequence[ProcessSet]) -> None:
 
 
 def _given(process_set: ProcessSet, world: World) -> tuple[bool, list[int]]:
-    """Local: whether each rank gives the part that it is in, and the ranks.
-
-    Raises:
-        ValueError: it is no process set, or its communicator is none of this job.
-    """
+    """Local: whether each rank gives the part that it is in, and the ranks."""
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_sets must be a list of ProcessSet, not of {type(process_set).__name__}")
     if process_set.mpi_comm is not None:

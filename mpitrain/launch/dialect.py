@@ -137,11 +137,7 @@ def mismatch(launcher: Mpi, library: Mpi) -> str | None:
 
 
 def _answer(command: list[str], environ: Mapping[str, str]) -> str:
-    """Local: what a command prints.
-
-    Raises:
-        LauncherError: it cannot be run, or fails.
-    """
+    """Local: what a command prints."""
     shown = f"`{' '.join(command)}`"
     try:
         finished = subprocess.run(

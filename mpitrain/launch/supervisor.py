@@ -295,11 +295,7 @@ class Signals:
 
 @contextlib.contextmanager
 def _files(directory: Path | None) -> Iterator[dict[str, IO[bytes]]]:
-    """The files for what is shown here: rank 0's output, and the launcher's own.
-
-    Raises:
-        LauncherError: they cannot be made.
-    """
+    """The files for what is shown here: rank 0's output, and the launcher's own."""
     if directory is None:
         yield {}
         return

@@ -157,11 +157,7 @@ def _hosts(entry: Sequence[str], place: str) -> Iterator[Host]:
 
 
 def _check_kind(word: str, place: str) -> None:
-    """Of what stands where a host should, what is known not to be one.
-
-    Raises:
-        HostfileError: it is none, and what is written instead.
-    """
+    """Of what stands where a host should, what is known not to be one."""
     user, at, host = word.rpartition("@")
     if at:
         raise HostfileError(

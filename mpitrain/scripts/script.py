@@ -104,11 +104,7 @@ def _say_nothing_was_divided(script: Script, world: World, divided: ScriptKeras)
 
 
 def _prepare(world: World, script: Script, output: Path) -> types.CodeType | None:
-    """Local: the compiled script, and the log that this rank prints to.
-
-    Raises:
-        UsageError: one of them cannot be had.
-    """
+    """Local: the compiled script, and the log that this rank prints to."""
     if world.exchanges:
         try:
             output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
@@ -121,11 +117,7 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
 
 
 def _compiled(script: Script) -> types.CodeType | None:
-    """Local: the code of a file; None for a module.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Local: the code of a file; None for a module."""
     if script.is_module:
         _find_module(script.name)
         return None
@@ -137,11 +129,7 @@ def _compiled(script: Script) -> types.CodeType | None:
 
 
 def _find_module(name: str) -> None:
-    """Local: see that there is such a module. Nothing of it is imported: Keras is not data-parallel yet.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Local: see that there is such a module. Nothing of it is imported: Keras is not data-parallel yet."""
     parts = name.split(".")
     spec = importlib.util.find_spec(parts[0]) if all(map(str.isidentifier, parts)) else None
     for count in range(2, len(parts) + 1):

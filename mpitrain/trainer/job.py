@@ -62,11 +62,7 @@ def prepare(config: TrainConfig, world: World) -> TrainingJob:
 
 
 def _optimizer(config: TrainConfig, model: Any, ranks: int) -> Any:
-    """Local: as the options say, or that which the user's function has compiled the model with.
-
-    Raises:
-        UsageError: both are given, or a schedule of the user's would be changed.
-    """
+    """Local: as the options say, or that which the user's function has compiled the model with."""
     if not model.compiled:
         return make_optimizer(config.optimizer, config.learning_rate, config.lr_scaling, ranks)
     twice = next((name for name in ("optimizer", "learning_rate") if name in config.given), None)

@@ -56,11 +56,7 @@ def _finish_at_once(world: World, exits: Exits) -> None:
 
 
 def _leave(world: World) -> None:
-    """Collective: at the end of the program, wait for all ranks that are left.
-
-    Raises:
-        RankLostError: one was lost, and the job is to end then.
-    """
+    """Collective: at the end of the program, wait for all ranks that are left."""
     try:
         world.strategy.leave()
     except RankLostError:
