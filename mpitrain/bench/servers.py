@@ -38,11 +38,7 @@ class Straggler:
 
 
 def measure(
-    world: World,
-    mebibytes: Sequence[float],
-    servers: Sequence[int],
-    repeat: int,
-    peer: ServerStrategy | None = None,
+    world: World, mebibytes: Sequence[float], servers: Sequence[int], repeat: int, peer: ServerStrategy | None = None
 ) -> Iterator[Row]:
     """Collective: one row for each number of bytes and of servers.
 

@@ -30,11 +30,7 @@ class Timing:
 
 
 def measure(
-    world: World,
-    models: Sequence[str],
-    batch_size: int,
-    timing: Timing,
-    peers: Mapping[str, Peer] | None = None,
+    world: World, models: Sequence[str], batch_size: int, timing: Timing, peers: Mapping[str, Peer] | None = None
 ) -> Iterator[Row]:
     """Collective: one row for each model.
 

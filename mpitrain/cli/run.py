@@ -64,17 +64,11 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("-np", "-n", "--num-proc"), {"type": int, "metavar": "N", "help": "ranks; default: one for each slot"}),
     (("-H", "--hosts", "--host"), {"metavar": "A:4,B:4", "help": "hosts, each with its slots"}),
     (("--hostfile", "-hostfile"), {"type": Path, "metavar": "FILE", "help": "the same as a file, in any dialect"}),
-    (
-        ("--map-by",),
-        {"choices": MAPPINGS, "default": "slot", "help": "fill hosts (default), or in turn (node)"},
-    ),
+    (("--map-by",), {"choices": MAPPINGS, "default": "slot", "help": "fill hosts (default), or in turn (node)"}),
     (("--bind-to",), {"choices": BINDINGS, "default": "none", "help": "cores that each rank stays on (default none)"}),
     (("--oversubscribe",), {"action": "store_true", "help": "allow more ranks than slots"}),
     (("--allow-run-as-root",), {"action": "store_true", "help": "as Open MPI calls it; for containers"}),
-    (
-        ("-x", "--env"),
-        {"action": "append", "default": [], "metavar": "NAME[=VALUE]", "help": "hand on a variable"},
-    ),
+    (("-x", "--env"), {"action": "append", "default": [], "metavar": "NAME[=VALUE]", "help": "hand on a variable"}),
     (
         ("--network-interfaces", "--network-interface"),
         {"metavar": "A,B", "help": "for MPI: names, or networks such as 10.0.0.0/24"},
@@ -99,10 +93,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         },
     ),
     (("--survive",), {"choices": SURVIVED, "help": "the loss of what, with shrink (default hosts, where that can be)"}),
-    (
-        ("--launcher",),
-        {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"},
-    ),
+    (("--launcher",), {"choices": ("auto", "mpirun", "srun"), "default": "auto", "help": "in Slurm (default auto)"}),
     (("--mpirun",), {"metavar": "PATH", "help": "of the MPI; default: beside this Python, or on PATH"}),
     (("--mpi-args",), {"default": "", "metavar": "'...'", "help": "more options for mpirun or srun, as one word"}),
     (("--dry-run",), {"action": "store_true", "help": "print the command, start nothing"}),

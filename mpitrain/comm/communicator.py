@@ -18,12 +18,7 @@ from mpitrain.faults.activity import Activity
 Buffer = NDArray[Any]
 Op = Literal["sum", "min", "max", "product"]
 
-UFUNCS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "product": np.multiply,
-}
+UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 
 
 def scale(array: Buffer, factor: float) -> None:

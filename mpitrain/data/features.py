@@ -123,11 +123,7 @@ def _asked(given: str | None) -> dict[str, dict[str, Any]]:
     try:
         spec = json.loads(given) if given else {}
         parts: dict[str, dict[str, Any]] = {"x": dict(spec.get("x", {})), "y": dict(spec.get("y", {}))}
-        unknown = set(spec) - {"x", "y"} | {key for part in parts.values() for key in part} - {
-            "name",
-            "kind",
-            "shape",
-        }
+        unknown = set(spec) - {"x", "y"} | {key for part in parts.values() for key in part} - {"name", "kind", "shape"}
         shapes = [part.get("shape", []) for part in parts.values()]
         sound = all(isinstance(n, int) and n > 0 for shape in shapes for n in shape)
         kinds = {part.get("kind", "int") for part in parts.values()}
@@ -163,11 +159,7 @@ def _label(features: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> 
 
 
 def _input(
-    features: Mapping[str, Any],
-    key: str,
-    asked: Mapping[str, Any],
-    name: str,
-    image_size: tuple[int, int] | None,
+    features: Mapping[str, Any], key: str, asked: Mapping[str, Any], name: str, image_size: tuple[int, int] | None
 ) -> Feature:
     stored, values = _stored(features, key, name)
     shape = tuple(asked.get("shape", ()))

@@ -102,13 +102,7 @@ def package() -> dict[str, str] | None:
 def output(command: list[str], limit: float = CHILD_SECONDS) -> tuple[str, str]:
     """What a command prints, or why it failed."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit,
-            check=False,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     text, words = (stream.decode(errors="replace").strip() for stream in (done.stdout, done.stderr))

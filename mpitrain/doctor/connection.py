@@ -37,11 +37,7 @@ class Agent:
         try:
             # Without a terminal nothing can ask the user anything.
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
             self._errors.close()

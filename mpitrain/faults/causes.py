@@ -31,10 +31,7 @@ def death(seat: Seat, member: Member | None, status: int | None, memory: bool | 
     if resident is not None:
         how += f", with {processes.bytes_text(resident)} of memory when last heard of"
     culprit = dataclasses.replace(
-        seat.as_culprit(),
-        updates=said.get("updates"),
-        phase=said.get("phase"),
-        resident_bytes=resident,
+        seat.as_culprit(), updates=said.get("updates"), phase=said.get("phase"), resident_bytes=resident
     )
     return Fault("death", how, code or 1, (culprit,), name, memory)
 

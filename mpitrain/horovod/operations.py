@@ -180,10 +180,7 @@ def _numbered(name: str | None, index: int) -> str | None:
 
 
 def allgather(
-    tensor: Any,
-    name: str | None = None,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Collective: concatenate along the first axis; first dimensions may differ between ranks."""
     world = member(process_set)
@@ -237,10 +234,7 @@ def broadcast(
 
 
 def broadcast_(
-    variables: Sequence[Any],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Collective: variables become those of rank `root_rank`, in place; their new values.
 

@@ -20,10 +20,7 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broad
 
 
 def broadcast_variables(
-    variables: Sequence[Any],
-    root_rank: int,
-    process_set: ProcessSet = global_process_set,
-    inplace: bool = False,
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
     """Collective: variables become those of global rank `root_rank`.
 
@@ -51,10 +48,7 @@ def broadcast_object(
 
 
 def broadcast_object_fn(
-    root_rank: int = 0,
-    session: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
     """Local: a function that broadcasts the object it is given."""
     return lambda obj: broadcast_object(obj, root_rank, process_set=process_set)

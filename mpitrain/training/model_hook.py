@@ -17,10 +17,7 @@ from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.latest_step import LatestStep
 from mpitrain.training.logs import Logs, global_metrics, leaves_of
 from mpitrain.training.metric_states import observe
-from mpitrain.training.model_state import (
-    build,
-    synchronize_before_trace,
-)
+from mpitrain.training.model_state import build, synchronize_before_trace
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.training.shares import LossIs, Shares
 from mpitrain.world.world import World

@@ -48,10 +48,7 @@ class ServerOptions:
         None, "async: by how many steps a worker may be ahead of the slowest", least=0, needs=ASYNCHRONOUS
     )
     stale: str = option(  # Zhang et al. 2015
-        "keep",
-        "async: gradients of older parameters",
-        choices=("keep", "drop", "scale"),
-        needs=ASYNCHRONOUS,
+        "keep", "async: gradients of older parameters", choices=("keep", "drop", "scale"), needs=ASYNCHRONOUS
     )
     warmup_steps: int = option(0, "async: steps that the first worker trains alone", least=0, needs=ASYNCHRONOUS)
     compression: str = option(
