@@ -30,26 +30,16 @@ KINDS = (
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 SHARD = re.compile(r".+-\d{5}-of-\d{5}")  # as TensorFlow's tools name the parts of a data set
 
-# Which options there are for each kind of data, and what that is called.
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "digits": (),
-    "function": ("task", "classes"),
-    "npz": ("task", "classes"),
-    "arrays": ("task", "classes"),
-    "dataset": ("task", "classes"),
-    "table": ("task", "classes"),
-    "folders": ("image_size",),
-    "records": ("task", "classes", "feature_spec", "image_size"),
-}
-WORDS = {
-    "digits": "the bundled digits",
-    "function": "a function",
-    "npz": "a .npz file",
-    "arrays": "arrays",
-    "dataset": "a tf.data.Dataset",
-    "table": "a table",
-    "folders": "folders of images",
-    "records": "TFRecord files",
+# What each kind of data is called, and which options there are for it.
+NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "digits": ("the bundled digits", ()),
+    "function": ("a function", ("task", "classes")),
+    "npz": ("a .npz file", ("task", "classes")),
+    "arrays": ("arrays", ("task", "classes")),
+    "dataset": ("a tf.data.Dataset", ("task", "classes")),
+    "table": ("a table", ("task", "classes")),
+    "folders": ("folders of images", ("image_size",)),
+    "records": ("TFRecord files", ("task", "classes", "feature_spec", "image_size")),
 }
 
 
@@ -76,12 +66,13 @@ def load(
     if isinstance(data, tuple) and len(data) == 2:
         data = dict(zip("xy", data, strict=True))
     kind, files = _kind(data)
-    spec = str(data) if isinstance(data, str | Path) else WORDS[kind]
+    word, known = NAMES[kind]
+    spec = str(data) if isinstance(data, str | Path) else word
     given = {"task": task != "auto", "classes": num_classes, "feature_spec": feature_spec, "image_size": image_size}
-    named = "" if spec == WORDS[kind] else f" ({spec})"
+    named = "" if spec == word else f" ({spec})"
     for name, value in given.items():
-        if value and name not in OPTIONS[kind]:
-            raise DataError(f"--{name.replace('_', '-')} does nothing for {WORDS[kind]}{named}: leave it out")
+        if value and name not in known:
+            raise DataError(f"--{name.replace('_', '-')} does nothing for {word}{named}: leave it out")
     if kind == "digits":
         return load_digits(share)
     if kind == "function":

@@ -7,23 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpitrain.horovod.basics import absent, gpu_available, operation
-
-__all__ = [
-    "ccl_built",
-    "ddl_built",
-    "env",
-    "extension_available",
-    "get_average_backwards_compatibility_fun",
-    "gloo_built",
-    "gpu_available",
-    "is_iterable",
-    "is_version_greater_equal_than",
-    "mpi_built",
-    "nccl_built",
-    "num_rank_is_power_2",
-    "split_list",
-]
+from mpitrain.horovod.basics import absent, operation
+from mpitrain.horovod.basics import gpu_available as gpu_available
 
 
 @contextmanager
