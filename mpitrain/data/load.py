@@ -31,7 +31,7 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 SHARD = re.compile(r".+-\d{5}-of-\d{5}")  # as TensorFlow's tools name the parts of a data set
 
 # What each kind of data is called, and which options there are for it.
-NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "digits": ("the bundled digits", ()),
     "function": ("a function", ("task", "classes")),
     "npz": ("a .npz file", ("task", "classes")),
@@ -66,7 +66,7 @@ def load(
     if isinstance(data, tuple) and len(data) == 2:
         data = dict(zip("xy", data, strict=True))
     kind, files = _kind(data)
-    word, known = NAMES[kind]
+    word, known = OPTIONS[kind]
     spec = str(data) if isinstance(data, str | Path) else word
     given = {"task": task != "auto", "classes": num_classes, "feature_spec": feature_spec, "image_size": image_size}
     named = "" if spec == word else f" ({spec})"
