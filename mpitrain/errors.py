@@ -32,13 +32,9 @@ class UsageError(MpitrainError):
 
 
 class AgreedError(UsageError):
-    """A usage error that every rank has been told of: one prints it, and all leave with its exit code.
+    """A usage error that every rank has been told of: one prints it, and all leave with its exit code."""
 
-    Attributes:
-        speaks: this rank prints it; None: rank 0 of the job does.
-    """
-
-    speaks: bool | None = None
+    speaks: bool | None = None  # this rank prints it; None: rank 0 of the job does
 
 
 class DataError(UsageError):

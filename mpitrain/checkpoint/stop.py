@@ -37,13 +37,10 @@ class StopRequest:
     Args:
         grace_seconds: from a signal to the end of this rank, whatever it does.
         on_request: called at once, on another thread.
-
-    Attributes:
-        number: of the signal that came to this rank; 0 for none.
     """
 
     def __init__(self, world: World, grace_seconds: float, on_request: Callable[[], None]) -> None:
-        self.number = 0
+        self.number = 0  # of the signal that came to this rank; 0 for none
         self._world, self._grace_seconds, self._on_request = world, grace_seconds, on_request
         self._code: int | None = None
         self._signals = StopSignals(grace_seconds, self._request, self._late)

@@ -106,15 +106,11 @@ class HostEngine(CollectiveEngine):
 
 
 class _HostAveraging(Averaging):
-    """One update, each bucket one call of the host's side, and each waits for the one before.
-
-    Attributes:
-        last: in a graph, outputs of the latest call, for which the next one waits.
-    """
+    """One update, each bucket one call of the host's side, and each waits for the one before."""
 
     def __init__(self, engine: HostEngine, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> None:
         self.engine = engine
-        self.last: list[tf.Tensor] = []
+        self.last: list[tf.Tensor] = []  # in a graph, outputs of the latest call, for which the next one waits
         self._exchange, self._samples = exchange, samples
         self._next = enumerate(buckets)
 

@@ -82,12 +82,6 @@ class MpiCommunicator:
     Args:
         launcher: what started the job, as far as it tells.
 
-    Attributes:
-        failure: the exception of mpi4py.
-        lost_seconds: when the loss of a rank was noticed here, as of `time.monotonic`; None if all are there.
-        tied: communicators that are revoked together with this one.
-        largest_bytes: of one call of MPI; what is larger is cut, on all ranks alike.
-
     Raises:
         LauncherError: the MPI library in use cannot be started by this launcher.
     """
@@ -111,10 +105,11 @@ class MpiCommunicator:
                 warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
                 _init_thread(MPI)
         self._mpi = MPI
-        self.failure: type[Exception] = MPI.Exception
+        self.failure: type[Exception] = MPI.Exception  # the exception of mpi4py
+        # when the loss of a rank was noticed here, as of `time.monotonic`; None if all are there
         self.lost_seconds: float | None = None
-        self.tied: Sequence[Communicator] = ()
-        self.largest_bytes = LARGEST_BYTES
+        self.tied: Sequence[Communicator] = ()  # communicators that are revoked together with this one
+        self.largest_bytes = LARGEST_BYTES  # of one call of MPI; what is larger is cut, on all ranks alike
         self._can_shrink = fault_tolerant
         self._revoked: list[Any] = []  # kept: what was under way on them is forgotten by nobody
         self.activity = Activity()

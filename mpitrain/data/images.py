@@ -133,20 +133,13 @@ def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 class _Pictures:
-    """The images of one part of the data.
-
-    Attributes:
-        files: their paths.
-        labels: class number of each.
-        headers: what each begins with.
-        left_out: names of files that are no images of the user's.
-    """
+    """The images of one part of the data."""
 
     def __init__(self) -> None:
-        self.files: list[Path] = []
-        self.labels: list[int] = []
-        self.headers: list[Header] = []
-        self.left_out: list[str] = []
+        self.files: list[Path] = []  # their paths
+        self.labels: list[int] = []  # class number of each
+        self.headers: list[Header] = []  # what each begins with
+        self.left_out: list[str] = []  # names of files that are no images of the user's
         self._bytes = 0
 
     @classmethod

@@ -23,32 +23,24 @@ LONGEST_BYTES, LONGEST_TEXTS = 1 << 20, 1000  # of each array that a checksum is
 
 
 class Activity:
-    """What one rank is doing.
-
-    Attributes:
-        phase: where in the program it is; while `inside` is set it waits for the others, too.
-        updates: gradient updates finished.
-        steps: finished steps of the whole training, with those of earlier processes; None where nobody counts them.
-        position: collectives entered. All ranks enter the same ones in the same order, so a rank with a lower
-            position than another has not come to where the other is.
-        moved: messages of collectives that have arrived, where a collective is made of many.
-        inside: the collective it is in: a text, or a plan of buckets with the number of one; None outside.
-        batches: checksums of the first batches, where they are seen.
-        gradients: checksums of this rank's own gradients in the first updates.
-        error: raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own.
-    """
+    """What one rank is doing."""
 
     __slots__ = ("batches", "error", "gradients", "inside", "moved", "phase", "position", "steps", "updates")
 
     def __init__(self) -> None:
-        self.phase: Phase = "start"
-        self.updates = 0
+        self.phase: Phase = "start"  # where in the program it is; while `inside` is set it waits for the others, too
+        self.updates = 0  # gradient updates finished
+        # finished steps of the whole training, with those of earlier processes; None where nobody counts them
         self.steps: int | None = None
+        # collectives entered. All ranks enter the same ones in the same order, so a rank with a lower position than
+        # another has not come to where the other is
         self.position = 0
-        self.moved = 0
+        self.moved = 0  # messages of collectives that have arrived, where a collective is made of many
+        # the collective it is in: a text, or a plan of buckets with the number of one; None outside
         self.inside: Any = None
-        self.batches: list[int] = []
-        self.gradients: list[int] = []
+        self.batches: list[int] = []  # checksums of the first batches, where they are seen
+        self.gradients: list[int] = []  # checksums of this rank's own gradients in the first updates
+        # raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own
         self.error: MpitrainError | None = None
 
     @property

@@ -18,15 +18,11 @@ class ExitStatus:
 
     Python calls no hook for a SystemExit that nobody catches; but it asks the exception for its `code` then, with no
     frame of Python's left (`_Py_HandleSystemExit`). So it is asked here who asks.
-
-    Attributes:
-        code: the exit code; 0 until then.
-        text: what the program has done.
     """
 
     def __init__(self) -> None:
-        self.code = 0
-        self.text = "came to its end"
+        self.code = 0  # the exit code; 0 until then
+        self.text = "came to its end"  # what the program has done
 
     def watch(self) -> None:
         """Local: from now on."""

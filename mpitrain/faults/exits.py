@@ -36,9 +36,6 @@ class Exits(SignalOwner):
     Args:
         topology: this rank's place.
         abort: ends all ranks with an exit code.
-
-    Attributes:
-        finish: collective, ends this rank together with all the others.
     """
 
     def __init__(self, topology: Topology, abort: Callable[[int], None], activity: Activity) -> None:
@@ -48,7 +45,7 @@ class Exits(SignalOwner):
         self._watchdog: Watchdog | None = None
         self._status = ExitStatus()
         self._pid = os.getpid()
-        self.finish: Callable[[], object] = lambda: None
+        self.finish: Callable[[], object] = lambda: None  # collective, ends this rank together with all the others
         self._interrupted = self._is_terminated = False
 
     def install(self) -> None:

@@ -27,16 +27,14 @@ class Members(dict[int, Member]):
 
     Args:
         silence_seconds: after which a rank is not heard any more.
-
-    Attributes:
-        broken: of connections that have ended a moment ago: when, and whose.
-        gone: why ranks are not connected, and since when; also by what ranks say that had another hub.
     """
 
     def __init__(self, roster: Roster, silence_seconds: float) -> None:
         super().__init__()
         self._roster, self._silence_seconds = roster, silence_seconds
+        # of connections that have ended a moment ago: when, and whose
         self.broken: dict[int, tuple[float, Member]] = {}
+        # why ranks are not connected, and since when; also by what ranks say that had another hub
         self.gone: dict[int, tuple[str, float]] = {}
 
     def why_gone(self, rank: int) -> str:

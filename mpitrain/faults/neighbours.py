@@ -13,20 +13,17 @@ ENDING_SECONDS = 0.03  # between the moment when a process closes its files and 
 
 
 class Neighbours:
-    """Looks at the processes of ranks on this host.
-
-    Attributes:
-        descriptors: of all others, by rank, since those that die together may be all but one; readable once their
-            process has ended.
-        ended: of ranks that have ended: status as of `os.waitpid`, and whether the kernel did it for want of memory;
-            None where it has so ended some process meanwhile, perhaps this one.
-    """
+    """Looks at the processes of ranks on this host."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         others = [seat for seat in roster.neighbours(range(len(roster.seats)), roster.own) if seat.rank != roster.own]
         found = {seat.rank: seat.process.open() for seat in others}
+        # of all others, by rank, since those that die together may be all but one; readable once their process has
+        # ended
         self.descriptors = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
+        # of ranks that have ended: status as of `os.waitpid`, and whether the kernel did it for want of memory; None
+        # where it has so ended some process meanwhile, perhaps this one
         self.ended: dict[int, tuple[int, bool | None]] = {}
         self._out_of_memory_kills = processes.out_of_memory_kills()
 

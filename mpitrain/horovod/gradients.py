@@ -47,16 +47,12 @@ class Options:
 
 
 class LocalVariables:
-    """Variables that are each rank's own, with their gradients.
-
-    Attributes:
-        traced: a graph was made that holds what was known of them then.
-    """
+    """Variables that are each rank's own, with their gradients."""
 
     def __init__(self) -> None:
         self._variables: list[Any] = []
         self._layers: list[Any] = []
-        self.traced = False
+        self.traced = False  # a graph was made that holds what was known of them then
 
     def add(self, *variables: Any) -> None:
         """Local: these too."""

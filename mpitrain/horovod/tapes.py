@@ -17,16 +17,12 @@ Pairs = list[tuple[Any, Any]]
 
 
 class Tape:
-    """A tape whose gradients are those of all ranks; everything else is the tape's own.
-
-    Attributes:
-        local: variables that are this rank's own.
-    """
+    """A tape whose gradients are those of all ranks; everything else is the tape's own."""
 
     def __init__(self, tape: tf.GradientTape, options: Options, synchronize: bool) -> None:
         exchange = exchange_for(options)
         self._tape: Any = tape
-        self.local = LocalVariables()
+        self.local = LocalVariables()  # variables that are this rank's own
         if exchange is not None:
             self.local = exchange.local
             self._tape = ExchangingTape(tape, exchange=exchange, synchronize_first=synchronize)

@@ -43,15 +43,12 @@ class FiniteCheck:
 
     Args:
         agreement: knows the hosts.
-
-    Attributes:
-        action: `stop`, `warn` or `ignore`.
-        may_overflow: owners of updates whose gradients are scaled until they overflow; they are not looked at.
     """
 
     def __init__(self, communicator: Communicator, agreement: Agreement) -> None:
         self._communicator, self._agreement = communicator, agreement
-        self.action = "warn"
+        self.action = "warn"  # `stop`, `warn` or `ignore`
+        # owners of updates whose gradients are scaled until they overflow; they are not looked at
         self.may_overflow: set[str] = set()
         self._told: set[str] = set()
 

@@ -54,16 +54,12 @@ class Reporter:
     Args:
         secret: of this run.
         descriptor: where the launcher listens.
-
-    Attributes:
-        exit_code: of this process, where its command has told.
-        resumes: the job was started before, and goes on from the newest of its checkpoints.
     """
 
     def __init__(self, secret: str, descriptor: int) -> None:
         self._secret, self._descriptor = secret, descriptor
-        self.exit_code: int | None = None
-        self.resumes = False
+        self.exit_code: int | None = None  # of this process, where its command has told
+        self.resumes = False  # the job was started before, and goes on from the newest of its checkpoints
 
     def tell(self, event: str, rank: int, detail: object = "") -> None:
         """Local: write a mark; nobody may be listening any more, or the launcher may be stopped."""

@@ -50,14 +50,10 @@ class SignalSocket:
 
 
 class SignalOwner:
-    """Handles signals by its methods, in place of what handled them before.
-
-    Attributes:
-        previous: what did, by signal.
-    """
+    """Handles signals by its methods, in place of what handled them before."""
 
     def __init__(self) -> None:
-        self.previous: dict[int, Any] = {}
+        self.previous: dict[int, Any] = {}  # what did, by signal
 
     def take(self, number: int, handler: Callable[[int, FrameType | None], object]) -> None:
         """Local: from now on `handler`, a method of this object.

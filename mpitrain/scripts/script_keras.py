@@ -32,9 +32,6 @@ class ScriptKeras:
     Args:
         division: how the work is divided.
         changes: told what is changed.
-
-    Attributes:
-        shared_files: what is done to them without Keras.
     """
 
     def __init__(self, world: World, division: WorkDivision, changes: Changes) -> None:
@@ -42,6 +39,7 @@ class ScriptKeras:
         self._seed: int = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
         self._names = Names(world.communicator)
         self._unmodified: KerasPatches | None = None
+        # what is done to them without Keras
         self.shared_files = SharedFiles(world, changes.note, lambda: self.training, self._names)
 
     @property

@@ -43,14 +43,11 @@ class SharedFiles:
     Args:
         note: told what is changed, as (part, text).
         apart: whether ranks may stand at different places of the script. There nobody waits.
-
-    Attributes:
-        enabled: all ranks make the same calls, as no forked child of theirs does.
     """
 
     def __init__(self, world: World, note: Note, apart: Callable[[], bool], names: Names) -> None:
         self._world, self._note, self._apart, self._names = world, note, apart, names
-        self.enabled = True
+        self.enabled = True  # all ranks make the same calls, as no forked child of theirs does
         self._forget = share_directories()
         os.register_at_fork(after_in_child=self.leave_alone)
 

@@ -29,14 +29,12 @@ class Joining:
 
     Args:
         begin: local, called before an update of the others is made here.
-
-    Attributes:
-        takes_part: of each loop under way, the innermost last, a function that says how a rank without data takes
-            part in such a call of the others, or None.
     """
 
     def __init__(self, world: World, begin: Way = lambda agreed: None) -> None:
         self._world, self._begin = world, begin
+        # of each loop under way, the innermost last, a function that says how a rank without data takes part in such a
+        # call of the others, or None
         self.takes_part: list[Callable[[Call], Way | None]] = []
         # Weak: an optimizer, and with it its variables, goes when the program drops it.
         self._parts: weakref.WeakValueDictionary[int, Part] = weakref.WeakValueDictionary()

@@ -118,18 +118,13 @@ class Strategy(Exchange, Policy):
       remember stands in variables in `update.state`.
 
     The checks in tests/contracts/strategy.py hold for each; add yours to their list.
-
-    Attributes:
-        lockstep: ranks make their steps at the same time, so that what stands inside a step may be collective.
-        statistics: where the time went, on this rank.
-        finite: looks for values that are not.
-        joining: how a rank without data takes part in what others do.
     """
 
+    # ranks make their steps at the same time, so that what stands inside a step may be collective
     lockstep: bool = True
-    statistics: Statistics
-    finite: FiniteCheck
-    joining: Joining
+    statistics: Statistics  # where the time went, on this rank
+    finite: FiniteCheck  # looks for values that are not
+    joining: Joining  # how a rank without data takes part in what others do
     _optimizers: Iterator[int]
     _synchronized: weakref.WeakValueDictionary[int, Any]
 

@@ -45,18 +45,15 @@ class Shares:
 
     Args:
         active: whether all ranks run a step; asked at each run.
-
-    Attributes:
-        loss_is: what a loss of the script's own is, and one that Keras computes of a whole batch: a `mean` over
-            this rank's rows, a `sum` over them, or a number of the `whole` batch, for which rows are gathered. None
-            where the ranks do not have rows of one batch.
-        sync_batch_norm: batch normalization uses the moments of all ranks' rows.
     """
 
     def __init__(self, model: Any, strategy: Strategy, active: Callable[[], bool]) -> None:
         _install()
+        # what a loss of the script's own is, and one that Keras computes of a whole batch: a `mean` over this rank's
+        # rows, a `sum` over them, or a number of the `whole` batch, for which rows are gathered. None where the ranks
+        # do not have rows of one batch
         self.loss_is: LossIs | None = "mean"
-        self.sync_batch_norm = False
+        self.sync_batch_norm = False  # batch normalization uses the moments of all ranks' rows
         self.collectives = StepCollectives(strategy.world, active)
         self.model, self._strategy = model, strategy
         self._told: set[str] = set()

@@ -67,15 +67,11 @@ class Turn:
     """Held by one thread of this rank during a collective, with all that belongs to it.
 
     Threads that call collectives at the same time may do so in another order on another rank. So they are refused.
-
-    Attributes:
-        lock: what is held.
-        contended: a thread has had to wait for another one.
     """
 
     def __init__(self) -> None:
-        self.contended = False
-        self.lock = threading.RLock()
+        self.contended = False  # a thread has had to wait for another one
+        self.lock = threading.RLock()  # what is held
         self._depth = 0  # collectives may call others
 
     def __enter__(self) -> None:
@@ -103,26 +99,19 @@ class Agreement:
 
     Args:
         ranks: their numbers in the job, for messages, where the group is a part of it.
-
-    Attributes:
-        turn: held while a collective is called, by what calls more than its header.
-        waiting_seconds: until the slowest rank had come, in all.
-        report: this rank's numbers, see REPORTS.
-        request: bits that all ranks see in the next header; their meaning is the caller's.
-        observer: told of each collective, if anything.
-        missed: called on a rank at the end of its program where others go on.
     """
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
-        self.turn = Turn()
-        self.observer: Observer | None = None
+        self.turn = Turn()  # held while a collective is called, by what calls more than its header
+        self.observer: Observer | None = None  # told of each collective, if anything
+        # called on a rank at the end of its program where others go on
         self.missed: Callable[[], object] = lambda: None
         self.renew(hosts, ranks)
         self._known: dict[int, Call] = {**IDLE}
-        self.waiting_seconds = 0.0
-        self.report: Sequence[float] = (0.0,) * REPORTS
-        self.request = 0
+        self.waiting_seconds = 0.0  # until the slowest rank had come, in all
+        self.report: Sequence[float] = (0.0,) * REPORTS  # this rank's numbers, see REPORTS
+        self.request = 0  # bits that all ranks see in the next header; their meaning is the caller's
 
     def renew(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         """Local: from now on these ranks agree, the ones that the communicator has now."""

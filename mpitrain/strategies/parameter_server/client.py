@@ -38,10 +38,6 @@ class Client:
         back: the same on the way from them; `there` itself unless a rank is both server and worker.
         options: how parameters are hosted and updated.
         agreement: of the workers: has what this worker tells the others.
-
-    Attributes:
-        channel: to them.
-        sessions: the optimizers of this worker, by number.
     """
 
     def __init__(
@@ -53,12 +49,12 @@ class Client:
         agreement: Agreement,
         hosts: Sequence[str],
     ) -> None:
-        self.channel = Channel(there, back, roles, hosts)
+        self.channel = Channel(there, back, roles, hosts)  # to them
         self.options, self._agreement, self._all_roles = options, agreement, roles
         self.activity, self.hosts = there.activity, len(set(hosts))
         self._pool, self._generations, self._stopped = BufferPool(), 0, False
         self._left_behind: list[object] = []
-        self.sessions: dict[int, Sending] = {}
+        self.sessions: dict[int, Sending] = {}  # the optimizers of this worker, by number
         self.pushing_seconds = self.waiting_seconds = 0.0
 
     @property

@@ -29,12 +29,6 @@ class Session:
         traced: see `ServerPart`.
         answer: sends a part to a worker: called with (session, worker, part, dropped).
         add_up: sums an array over some servers.
-
-    Attributes:
-        own: positions of the parts that are hosted here, in the order in which they come.
-        answered: version that each worker has got in full.
-        seen: version of the rows of a sparse part that a worker has got, by (worker, part).
-        pushed: rows of a gradient that is not answered yet, by (worker, part), where these alone come back.
     """
 
     def __init__(
@@ -53,10 +47,13 @@ class Session:
 
         self.number, self.setup = number, setup
         self.layout, self.specs = layout(setup, servers, options), specs_of(setup)
+        # positions of the parts that are hosted here, in the order in which they come
         self.own = self.layout.of_server(server)
         self.parts = {part: ServerPart(self.layout.parts[part], self.specs, setup, traced) for part in self.own}
-        self.answered: dict[int, int] = {}
+        self.answered: dict[int, int] = {}  # version that each worker has got in full
+        # version of the rows of a sparse part that a worker has got, by (worker, part)
         self.seen: dict[tuple[int, int], int] = {}
+        # rows of a gradient that is not answered yet, by (worker, part), where these alone come back
         self.pushed: dict[tuple[int, int], Buffer] = {}
         self._answer, self._add_up = answer, add_up
         whole = bool(setup["clipnorm"] or setup["global_clipnorm"]) or options.whole_updates
