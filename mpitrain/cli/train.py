@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mpitrain.trainer.trainer import Summary
 
 EPILOG = (
-    "Under mpirun -np N the job has N ranks. Every option can stand in FILE.toml. Measure with: mpitrain bench --help"
+    "Under mpirun -np N the job has N ranks. Every option can stand in FILE.toml. Measure with: mpitrain bench --help."
 )
 
 

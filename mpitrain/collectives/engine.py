@@ -73,7 +73,7 @@ class CollectiveEngine(Protocol):
     waits for one that has failed.
 
     Attributes:
-        capabilities: what it can do; it is not asked for anything else.
+        capabilities: what it can do; tests ask for nothing else, and nothing else looks at it yet.
     """
 
     capabilities: Capabilities

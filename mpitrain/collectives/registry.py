@@ -1,4 +1,4 @@
-"""Which engines there are, and the one that a World has."""
+"""Which engines there are, and how a World gets one: `host`, unless the caller names another."""
 
 from __future__ import annotations
 

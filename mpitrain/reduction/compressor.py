@@ -17,14 +17,18 @@ State: TypeAlias = Any
 class Compressor(Protocol):
     """Takes the mean of one bucket's gradients over the ranks, exactly or nearly, with less that travels.
 
-    Two pure functions: what is to be remembered stands in their arguments and results. The caller keeps it, for each
-    bucket, in variables that checkpoints hold. To add a compressor, write a class with these methods and name it in
-    `COMPRESSORS`; `tests/contracts/compressor.py` then runs with it.
+    Two pure functions: what is to be remembered, for each bucket, stands in their arguments and results. To add a
+    compressor, write a class with these methods and name it in `COMPRESSORS`; `tests/contracts/compressor.py` then runs
+    with it. Trainings use none but `none` so far. For another there are missing: an option in `strategies/options.py`;
+    the compressor's name in `UpdateCall`, so that ranks agree on it; in `AllReduce.update` its name for
+    `mean_gradients`, and variables in `update.state` for what it remembers, which `checkpoint/state.py` saves; and
+    in `AllReduce._add_nothing` its part of a rank without data.
 
     `exchange` is traced into a graph. It takes the bucket in one of two ways, the same on all ranks: by
     `averaging.mean`, or by `averaging.share` and collectives of `averaging.engine` (a sum of factors, a gathering of
     codes) that give the sum over ranks of share times what each has sent. It must hold on a rank without data, whose
-    gradients are zeros and whose share is 0, and where gradients are infinite.
+    gradients are zeros and whose share is 0. Where gradients are infinite their mean must not look finite, and those of
+    later updates must be.
 
     `mean = sum of share * sent` is all that is asked. So error feedback is a compressor around any other: it gives it
     `x + residual`, and then remembers `residual = x + residual - sent`. (With the mean in place of `sent` it diverges.)

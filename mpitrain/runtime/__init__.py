@@ -1,1 +1,1 @@
-"""Who am I, on what? Place among the ranks, launcher, threads, devices. No MPI; TensorFlow in `gpus` only."""
+"""What is this machine, this process? No MPI; TensorFlow in `gpus` and `keras_private` only, Keras in the latter."""

@@ -117,7 +117,8 @@ class Strategy(Exchange, Policy):
     - compression: `AllReduce.update` names a `reduction.compressor.Compressor` to `mean_gradients`; what that is to
       remember stands in variables in `update.state`.
 
-    The checks in tests/contracts/strategy.py hold for each; add yours to their list.
+    The checks in tests/contracts/strategy.py hold for each: add yours to JOBS there. Those of the numbers that one
+    process gives are only for strategies that are `in_step`; another needs a test of its own numbers beside them.
     """
 
     # ranks make their steps at the same time, so that what stands inside a step may be collective

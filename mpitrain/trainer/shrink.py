@@ -1,7 +1,7 @@
 """A training run that goes on without the ranks it loses, in the same process.
 
 Where the ranks that are left stand is one step apart at most: of an update some may have finished the exchange, and so
-have made it, while others had not. (An update is made as a whole or not at all: see `Exchange.whole_updates`.) The
+have made it, while others had not. (An update is made as a whole or not at all: see `AllReduce._whole_updates`.) The
 state of a rank that is furthest becomes that of all; samples whose update was made nowhere are dealt out again, with
 the rest of the epoch, among those that are left. What was traced stays as it is: it asks the World who takes part.
 
@@ -126,7 +126,7 @@ class ShrinkableRun:
         if self.is_asked_for and getattr(self._model.optimizer, "gradient_accumulation_steps", None):
             raise UsageError(
                 "--on-failure shrink: a lost rank would take its accumulated gradients with it; train without "
-                "gradient_accumulation_steps, or with --on-failure restart"
+                "gradient_accumulation_steps, or with `mpitrain run --on-failure restart`"
             )
         if self.is_asked_for and is_served(self._world) and self.source.deal is not None and self.source.some is None:
             raise UsageError(

@@ -1,1 +1,1 @@
-"""What does Keras see? Optimizers, tapes, callbacks, and the trainer behind the command line."""
+"""What does Keras see? The hooks in optimizers and models, tapes, callbacks, logs, metrics, compiled steps."""

@@ -22,6 +22,8 @@ SPECS = [
     TensorSpec("one", (), "float32"),
 ]
 EXACT = ("none",)
+Step = Callable[..., Any]
+Check = Callable[[str, CollectiveEngine, World], None]
 
 
 def gradients(rank: int, update: int) -> list[Any]:
@@ -30,11 +32,8 @@ def gradients(rank: int, update: int) -> list[Any]:
     return [random.standard_normal(spec.shape).astype(spec.dtype) for spec in SPECS]
 
 
-def check_what_is_sent(name: str, engine: CollectiveEngine, world: World) -> None:
-    """The mean is the sum of share times what each rank has sent, at each update; the state keeps its form.
-
-    In the second update the last rank has no data, and so sends nothing, whatever it remembers.
-    """
+def stepper(name: str, engine: CollectiveEngine, world: World) -> tuple[Sequence[int], Step, Any]:
+    """Members of the one bucket of SPECS; a function for one update of it; the first state."""
     compressor, plan = COMPRESSORS[name], plan_buckets(SPECS)
     assert len(plan.buckets) == 1
     members = plan.buckets[0].members
@@ -52,7 +51,15 @@ def check_what_is_sent(name: str, engine: CollectiveEngine, world: World) -> Non
     def take(averaging: Averaging, own: list[tf.Tensor], state: Any) -> Any:
         return compressor.exchange(own, state, averaging)
 
-    state = compressor.init([SPECS[member] for member in members])
+    return members, step, compressor.init([SPECS[member] for member in members])
+
+
+def check_what_is_sent(name: str, engine: CollectiveEngine, world: World) -> None:
+    """The mean is the sum of share times what each rank has sent, at each update; the state keeps its form.
+
+    In the second update the last rank has no data, and so sends nothing, whatever it remembers.
+    """
+    members, step, state = stepper(name, engine, world)
     assert len(set(map(str, world.communicator.all_gather_obj(arrays_of(state))))) == 1
     for update in range(3):
         samples = np.arange(1.0, world.size + 1)
@@ -78,11 +85,26 @@ def check_what_is_sent(name: str, engine: CollectiveEngine, world: World) -> Non
             assert mine or not np.any(sent[place])
 
 
+def check_infinite_gradients(name: str, engine: CollectiveEngine, world: World) -> None:
+    """Where a rank has an infinite gradient, no rank has a finite mean of it; those of later updates are finite."""
+    members, step, state = stepper(name, engine, world)
+    for update in range(3):
+        own = [gradients(world.rank, update)[member] for member in members]
+        place = members.index(0)
+        if update == 1 and world.rank == world.size - 1:
+            own[place][1, 2] = np.inf
+        mean, _, state = step([tf.constant(one) for one in own], state, tf.constant(1.0, tf.float64))
+        arrays = arrays_of(mean)
+        assert len({str([a.tobytes() for a in one]) for one in world.communicator.all_gather_obj(arrays)}) == 1
+        assert np.isfinite(arrays[place][1, 2]) == (update != 1)
+        assert update == 1 or all(np.all(np.isfinite(array)) for array in arrays)
+
+
 def arrays_of(tensors: Any) -> list[Any]:
     """Of any structure."""
     return [np.asarray(tensor) for tensor in tf.nest.flatten(tensors)]
 
 
-CHECKS: tuple[Callable[[str, CollectiveEngine, World], None], ...] = (check_what_is_sent,)
+CHECKS: tuple[Check, ...] = (check_what_is_sent, check_infinite_gradients)
 each_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 each_compressor = pytest.mark.parametrize("name", COMPRESSORS)

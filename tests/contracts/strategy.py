@@ -5,6 +5,7 @@ All that is expected is computed: each rank knows the gradients of all.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,12 +24,14 @@ from tests.unit import job
 from tests.unit.strategies.parameter_server import served_job
 
 Check = Callable[[World, Way], None]
+OUT_OF_STEP = ("asynchronous",)
 Begin = Callable[[int, list[Any]], None]
 # By name, a job of so many ranks that train, each with that strategy.
 JOBS: dict[str, Callable[[int, Callable[[World], Any]], list[Any]]] = {
     "local": job.run,
     "all_reduce": job.run,
     "parameter_server": lambda size, body: served_job.run(size + 1, body, servers="1"),
+    "asynchronous": lambda size, body: served_job.run(size + 1, body, servers="1", mode="async"),
 }
 STEPS, ROWS = 4, 7
 SHAPES: list[tuple[int, ...]] = [(ROWS, 2), (3,), (), (5,)]  # the first with rows, the last never with a gradient
@@ -116,11 +119,22 @@ def check_close(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_allclose(mine.numpy(), true.numpy(), rtol=1e-12, atol=1e-12)
 
 
+def of_ranks_in_step(check: Check) -> Check:
+    """A check of the numbers that one process gives: nothing for a strategy whose ranks are not in step."""
+
+    @functools.wraps(check)
+    def checked(world: World, way: Way) -> None:
+        if strategy_of(world).in_step:
+            check(world, way)
+
+    return checked
+
+
+@of_ranks_in_step
 def check_updates(world: World, way: Way) -> None:
     """N ranks make of their gradients what one makes of all samples, and are alike to the bit after each update."""
     kept, _ = train(world, way, STEPS)
     check_close(kept, truth(lambda rank: STEPS, world.size)[0])
-    assert strategy_of(world).in_step
     verify_replicas(kept, "at the end", world=world)
 
 
@@ -136,6 +150,7 @@ def check_start(world: World, way: Way) -> None:
     check_close(kept, variables())
 
 
+@of_ranks_in_step
 def check_state(world: World, way: Way) -> None:
     """The optimizer's own variables are those of one process, where and when a checkpoint asks for them."""
     _, made = train(world, way, STEPS, momentum=0.25)
@@ -147,6 +162,7 @@ def check_state(world: World, way: Way) -> None:
         check_close(made.variables, truth(lambda rank: STEPS, world.size, momentum=0.25)[1].variables)
 
 
+@of_ranks_in_step
 def check_begin_anew(world: World, way: Way) -> None:
     """Variables that a program changes between updates, on all ranks, are those of the next update."""
 
@@ -158,6 +174,7 @@ def check_begin_anew(world: World, way: Way) -> None:
     check_close(kept, truth(lambda rank: STEPS, world.size, begin)[0])
 
 
+@of_ranks_in_step
 def check_ranks_without_data(world: World, way: Way) -> None:
     """Ranks that run out of data count no more, and have the variables of the others when all have joined."""
 
@@ -170,6 +187,7 @@ def check_ranks_without_data(world: World, way: Way) -> None:
     verify_replicas(kept, "at the end", world=world)
 
 
+@of_ranks_in_step
 def check_tape(world: World, way: Way) -> None:
     """Gradients that the program applies itself come back as their mean over the samples of all ranks."""
     kept = variables()
@@ -195,6 +213,7 @@ def check_facts(world: World, way: Way) -> None:
     train(world, way, STEPS)
     if strategy.exchanges:
         assert strategy.statistics.updates == world.activity.updates == STEPS
+    if strategy.exchanges and strategy.in_step:
         every = [samples(rank, step) for rank in range(world.size) for step in range(STEPS)]
         assert strategy.statistics.samples_global == sum(every)
     if strategy.agreed is not None:

@@ -1,9 +1,8 @@
-"""The contracts of engines and compressors, without MPI; tests/spmd/test_contracts.py has that of MPI."""
+"""The contract of engines, without MPI; tests/spmd/test_contracts.py has that of MPI."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -11,7 +10,6 @@ import tensorflow as tf
 from mpitrain.collectives.registry import ENGINES, engine_of
 from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
-from tests.contracts import compressor
 from tests.contracts.engine import WAYS, Check, Way, check_average, check_factors, check_rows, each_check, each_way
 from tests.unit.job import run
 
@@ -44,13 +42,6 @@ def test_xla(name: str, check: Check) -> None:
                 check(engine, world, compiled)
 
     run(1, rank)
-
-
-@compressor.each_check
-@compressor.each_compressor
-@pytest.mark.parametrize(("engine", "size"), [*((name, 1) for name in ENGINES), ("host", 2)])
-def test_compressors(check: Any, name: str, engine: str, size: int) -> None:
-    run(size, lambda world: check(name, engine_of(world, engine), world))
 
 
 def test_the_engine_for_one_rank_is_for_one_rank() -> None:

@@ -7,7 +7,7 @@ import pytest
 from mpitrain.strategies.local import Local
 from mpitrain.strategies.strategy import strategy_of
 from tests.contracts.engine import WAYS
-from tests.contracts.strategy import JOBS, Check, each_check
+from tests.contracts.strategy import JOBS, OUT_OF_STEP, Check, each_check
 from tests.unit.job import run
 
 
@@ -27,3 +27,9 @@ def test_one_rank(name: str, check: Check, way: str) -> None:
 def test_one_rank_has_the_smallest_strategy() -> None:
     (kind,) = run(1, lambda world: type(strategy_of(world)))
     assert kind is Local
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_who_is_in_step(name: str) -> None:
+    size = 1 if name == "local" else 2
+    assert JOBS[name](size, lambda world: strategy_of(world).in_step) == [name not in OUT_OF_STEP] * size
