@@ -159,8 +159,8 @@ def _attempt(
 
     `number` is that of this attempt, from 0; `pending` are signals that have come meanwhile.
     """
-    secret, output = secrets.token_hex(8), _absolute(arguments.output_filename)
-    if output is not None and number:
+    secret, output = secrets.token_hex(8), arguments.output_filename and arguments.output_filename.absolute()
+    if output and number:
         output /= f"restart.{number}"  # what the attempts before have written stays
     private = {
         RUN_VARIABLE: secret,
@@ -312,10 +312,6 @@ def _split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(f"--mpi-args {text!r} cannot be split into words: {error}") from error
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
 
 
 def _shown(command: Command) -> str:

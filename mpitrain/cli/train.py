@@ -179,7 +179,8 @@ def _preprocessing(wanted: Preprocessing, model: str) -> str:
 
 def _results(summary: Summary, seconds: float) -> list[str]:
     times = summary.times
-    results = ", ".join(f"{name} {value:.4f}" for name, value in _accuracy_first(summary.results).items())
+    accuracy_first = sorted(summary.results.items(), key=lambda item: item[0] == "loss")
+    results = ", ".join(f"{name} {value:.4f}" for name, value in accuracy_first)
     parts = (
         f"compute {times.compute:.1f}, exchange {times.exchange:.1f}, waiting for the slowest rank {times.waiting:.1f}"
     )
@@ -191,7 +192,3 @@ def _results(summary: Summary, seconds: float) -> list[str]:
         *(f"lost       {loss}" for loss in summary.losses),
         f"saved      {summary.model_path}",
     ]
-
-
-def _accuracy_first(results: dict[str, float]) -> dict[str, float]:
-    return dict(sorted(results.items(), key=lambda item: item[0] == "loss"))

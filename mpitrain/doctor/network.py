@@ -108,7 +108,8 @@ def check(
         sentence = f"no connection, on any interface: {_named(lost)}"
         source, target = lost[0]
         address = next(iter(seen.tried(lost[0])), target)
-        yield Finding("network", _sources(lost), "red", sentence, f"ssh {source} ip route get {address}")
+        between = tuple(dict.fromkeys(name for pair in lost for name in pair))
+        yield Finding("network", between, "red", sentence, f"ssh {source} ip route get {address}")
     for pairs in (blocked, partly):
         if pairs:
             yield _firewall(seen, pairs)
@@ -299,7 +300,3 @@ def _number(text: str, default: int) -> int:
 def _named(pairs: Sequence[tuple[str, str]]) -> str:
     more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
     return ", ".join(f"{source} to {target}" for source, target in pairs[:NAMED]) + more
-
-
-def _sources(pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for pair in pairs for name in pair))

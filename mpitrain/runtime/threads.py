@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,14 +68,11 @@ def plan(
         UsageError: fewer than one thread was asked for.
     """
     environ = os.environ if environ is None else environ
-    share = max(1, int(sum(Fraction(1, _users(core, cores)) for core in cores[local_rank])))
+    users = Counter(core for own in cores for core in own)  # ranks that may use a core
+    share = max(1, int(sum(Fraction(1, users[core]) for core in cores[local_rank])))
     intra = _chosen("intra-op", intra, environ.get(INTRA_VARIABLE), share)
     inter = _chosen("inter-op", inter, environ.get(INTER_VARIABLE), max(FEWEST_INTER, share))
     return ThreadPlan(intra, inter, None if environ.get(OPENMP_VARIABLE) else intra)
-
-
-def _users(core: int, cores: Sequence[frozenset[int]]) -> int:
-    return sum(core in others for others in cores)
 
 
 def _chosen(pool: str, asked: int | None, set_already: str | None, default: int) -> int:

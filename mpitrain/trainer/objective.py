@@ -84,7 +84,8 @@ def check_compiled(model: keras.Model, source: DataSource) -> None:
     if type(model).train_step is not keras.Model.train_step:
         return  # it may use its loss in its own way
     output = _output(model, source)
-    labels = np.zeros((len(output), *(length or 1 for length in source.label_shape)), _label_dtype(source))
+    dtype = np.float32 if source.num_classes is None else np.int64
+    labels = np.zeros((len(output), *(length or 1 for length in source.label_shape)), dtype)
     try:
         model.compute_loss(x=None, y=labels, y_pred=keras.ops.convert_to_tensor(output), training=False)
     except Exception as error:  # of Keras, or of the user's loss
@@ -94,10 +95,6 @@ def check_compiled(model: keras.Model, source: DataSource) -> None:
             f"the loss that the model is compiled with does not take labels that are {what} ({reason}): compile it "
             "with another, or not at all"
         ) from error
-
-
-def _label_dtype(source: DataSource) -> type[np.generic]:
-    return np.float32 if source.num_classes is None else np.int64
 
 
 def check_best(best: str | None, metrics: Sequence[Any], source: DataSource) -> None:

@@ -29,7 +29,6 @@ from mpitrain.training.step_collectives import StepCollectives
 from mpitrain.world.world import World
 
 LossIs = Literal["mean", "sum", "whole"]
-LOSS_IS = ("mean", "sum", "whole")
 UNREDUCED = (None, "none")
 OF_SERVERS = (
     "parameter servers average gradients by rows, but a loss of this model divides by something else (a mask, sample "
