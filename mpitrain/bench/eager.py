@@ -9,7 +9,6 @@ import numpy as np
 
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median
-from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 
 BYTES = (4, 4096, 262144)
@@ -21,12 +20,7 @@ def measure(world: World, sizes: Sequence[int], repeat: int) -> Iterator[Row]:
 
     `mpitrain.all_reduce`, `allreduce` of `mpitrain.horovod` and MPI_Allreduce alone take turns; each measurement is the
     mean of 200 calls in a row on the slowest rank. Sizes are bytes of a float32 tensor, multiples of 4.
-
-    Raises:
-        AgreedError: there is only one rank.
     """
-    if world.size < 2:
-        raise AgreedError("bench eager needs two ranks or more: mpirun -np 2 python -m mpitrain bench eager")
     import tensorflow as tf
 
     import mpitrain.horovod.tensorflow as hvd

@@ -9,7 +9,6 @@ import numpy as np
 
 from mpitrain.bench.interleave import interleave, mean_of_slowest
 from mpitrain.bench.report import Row, median, ratio
-from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 
 MEBIBYTES = (1.0, 16.0, 64.0, 256.0)
@@ -26,12 +25,7 @@ def measure(
     Three things take turns: a `tf.function` that makes fresh gradients, the same with their exchange, and MPI_Allreduce
     in place of as many bytes outside TensorFlow. The exchange is the second less the first. Each measurement is that of
     the slowest rank. `rate` is in bits per second, of each host's link.
-
-    Raises:
-        AgreedError: there is only one rank.
     """
-    if world.size < 2:
-        raise AgreedError("bench exchange needs two ranks or more: mpirun -np 2 python -m mpitrain bench exchange")
     world.all_reduce.setting()  # measured now, if ever, and not in the first step
     for size in mebibytes:
         for count in tensors:

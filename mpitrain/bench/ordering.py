@@ -10,7 +10,6 @@ from typing import Any
 from mpitrain.bench.interleave import interleave, on_root
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.cluster.server import Server, start_server
-from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 
 MEBIBYTES, TENSORS, WINDOWS = 2.0, 8, (1, 2)
@@ -43,12 +42,7 @@ def measure(
     with each, in their order, as a forward pass does with the weights of its layers. With a window of k, a tensor is
     not read before the k-th before it has arrived: a control dependency. The limit is the time in which all travel, and
     of the work with the last. `bind` and `insecure` are those of `start_server`.
-
-    Raises:
-        AgreedError: there is only one rank.
     """
-    if world.size < 2:
-        raise AgreedError("bench ordering needs two ranks or more: mpirun -np 2 python -m mpitrain bench ordering")
     server = start_server("worker=1,ps", bind=bind, insecure_network=insecure, world=world)
     cases = [window for window in dict.fromkeys((load.tensors, *windows)) if window <= load.tensors]
     found: dict[int, _Case] = {}

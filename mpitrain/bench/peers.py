@@ -11,7 +11,6 @@ from typing import Any
 
 from mpitrain.bench.step import Peer, Step
 from mpitrain.bench.workload import loss_and_gradients, optimizer, train_step, workload
-from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 
 MIRRORED = "MultiWorkerMirroredStrategy"
@@ -27,12 +26,7 @@ def start(world: World, names: Sequence[str]) -> dict[str, Peer]:
     """Collective: start peers. Has to come before TensorFlow is used, and once in a process.
 
     Names are some of `available()`.
-
-    Raises:
-        AgreedError: there is only one rank.
     """
-    if world.size < 2:
-        raise AgreedError("bench peers needs two ranks or more: mpirun -np 2 python -m mpitrain bench peers")
     starters = {MIRRORED: _start_mirrored, HOROVOD: _start_horovod}
     return {name: starters[name](world) for name in names}
 

@@ -11,7 +11,6 @@ from functools import partial
 from mpitrain.bench.interleave import block, interleave, on_root
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.bench.workload import Workload, optimizer, train_step, workload
-from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
 
 BLOCK_SECONDS = 1.0
@@ -37,12 +36,7 @@ def measure(
     Blocks of steps take turns: `alone` (rank 0 computes, the others sleep), `together` (all compute, no exchange),
     `exchanged` (all, with DistributedOptimizer), and then each of the peers. The figures are medians of rank 0's steps.
     Each of the peers makes, from model name and batch size, a step that exchanges gradients.
-
-    Raises:
-        AgreedError: there is only one rank.
     """
-    if world.size < 2:
-        raise AgreedError("this benchmark needs two ranks or more: mpirun -np 2 python -m mpitrain bench step")
     world.all_reduce.setting()  # measured now, if ever, and not in the first step
     for name in models:
         yield _case(world, name, batch_size, timing, peers or {})

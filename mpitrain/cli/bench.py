@@ -128,24 +128,27 @@ def _strategy(world: World, arguments: argparse.Namespace) -> ServerStrategy | N
 
 
 def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
-    if arguments.benchmark == "exchange":
+    name = arguments.benchmark
+    if world.size < 2 and name not in ("ps", "straggler"):  # which say for themselves how many they need
+        raise AgreedError(f"bench {name} needs two ranks or more: mpirun -np 2 python -m mpitrain bench {name}")
+    if name == "exchange":
         sizes = (arguments.mebibytes, arguments.tensors)
         return exchange.measure(world, *sizes, repeat=arguments.repeat, rate=arguments.rate)
-    if arguments.benchmark == "eager":
+    if name == "eager":
         return eager.measure(world, arguments.bytes, arguments.repeat)
-    if arguments.benchmark == "ps":
+    if name == "ps":
         return servers.measure(
             world, arguments.mebibytes, arguments.servers, arguments.repeat, _strategy(world, arguments)
         )
-    if arguments.benchmark == "straggler":
+    if name == "straggler":
         how = servers.Straggler(arguments.compute_seconds, arguments.seconds)
         return servers.measure_straggler(world, how, arguments.repeat)
-    if arguments.benchmark == "ordering":
+    if name == "ordering":
         load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
         who = (arguments.bind, arguments.insecure_network)
         return ordering.measure(world, load, arguments.windows, arguments.repeat, *who)
     timing = step.Timing(arguments.repeat, arguments.block_seconds)
-    others = peers.start(world, peers.available()) if arguments.benchmark == "peers" else {}
+    others = peers.start(world, peers.available()) if name == "peers" else {}
     return step.measure(world, arguments.models, arguments.batch_size, timing, others)
 
 
