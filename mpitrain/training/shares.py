@@ -34,6 +34,10 @@ OF_SERVERS = (
     "parameter servers average gradients by rows, but a loss of this model divides by something else (a mask, sample "
     'weights, reduction="sum" or None): it is not that of the whole batch, as --strategy all-reduce would make it'
 )
+MOMENTS_OF_SERVERS = (
+    "workers of parameter servers do not wait for each other in a step: BatchNormalization(synchronized=True) takes "
+    "the moments of each worker's own rows; --strategy all-reduce takes those of all"
+)
 Reduce = Callable[..., Any]
 _current: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", default=None)
 _kept: contextvars.ContextVar[StepCollectives | None] = contextvars.ContextVar("kept", default=None)
@@ -254,7 +258,10 @@ class Step:
 
     def moments(self, layer: Any, inputs: Any, mask: Any) -> Any:
         """Collective: mean and variance over the rows of all ranks; None where this layer takes its own."""
-        if not (self._shares.sync_batch_norm or layer.synchronized) or self._shares.served:
+        if not (self._shares.sync_batch_norm or layer.synchronized):
+            return None
+        if self._shares.served:
+            self._shares.tell(MOMENTS_OF_SERVERS)
             return None
         return moments(inputs, mask, keras_private.normalized_axes(layer), self._collectives, gradient_weight())
 

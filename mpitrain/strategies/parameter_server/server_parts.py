@@ -80,6 +80,7 @@ class ServerPart:
     """
 
     def __init__(self, part: Part, specs: Sequence[TensorSpec], setup: Mapping[str, Any], traced: bool) -> None:
+        keras.config.set_floatx(setup["floatx"])  # of learning rates, as on the workers
         self.part = part
         self.version = 0  # of updates of rows
         self.shards = [

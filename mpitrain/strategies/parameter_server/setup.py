@@ -82,6 +82,7 @@ def setup_for(
     setup = {
         **setup_of(title, specs, alone_bytes_for(client.hosts), _whole(optimizer, variables)),
         "optimizer": config,
+        "floatx": keras.config.floatx(),
         "decayed": [keras_private.decays(optimizer, variable) for variable in variables],
         "constraints": constraints,
         "clipnorm": optimizer.clipnorm if sync else None,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.training.shares import OF_SERVERS, Shares, taken_for_a_mean
+from mpitrain.training.shares import MOMENTS_OF_SERVERS, OF_SERVERS, Shares, Step, taken_for_a_mean
 from mpitrain.world.world import World
 from tests.unit.job import run
 
@@ -125,3 +125,17 @@ def test_what_is_assumed_is_told_once_by_rank_0(capfd: pytest.CaptureFixture[str
     run(3, rank)
     told = capfd.readouterr().err
     assert told == f"mpitrain: {taken_for_a_mean('it')}\nmpitrain: {OF_SERVERS}\n"
+
+
+def test_moments_that_workers_of_servers_do_not_share_are_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Shares, "served", True)
+
+    def rank(world: World) -> Any:
+        step = Step(Shares(keras.Sequential(), strategy_of(world), lambda: True), True)
+        layers = keras.layers.BatchNormalization(), keras.layers.BatchNormalization(synchronized=True)
+        return [step.moments(layer, tf.ones((2, 2)), None) for layer in layers]
+
+    assert run(2, rank) == [[None, None]] * 2
+    assert capfd.readouterr().err == f"mpitrain: {MOMENTS_OF_SERVERS}\n"

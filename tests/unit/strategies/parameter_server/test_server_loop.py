@@ -12,10 +12,14 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError, RankLostError, TooFewRanksError
+from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.strategies.parameter_server import queries
 from mpitrain.strategies.parameter_server.connection import client_of
+from mpitrain.strategies.parameter_server.layout import layout, setup_of
 from mpitrain.strategies.parameter_server.messages import Kind, Message
+from mpitrain.strategies.parameter_server.options import ServerOptions
 from mpitrain.strategies.parameter_server.programs import pull_rows
+from mpitrain.strategies.parameter_server.server_parts import ServerPart
 from mpitrain.strategies.parameter_server.worker_optimizer import served_of
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.strategies.weighting import sample_count
@@ -302,3 +306,19 @@ def test_updates_are_those_of_one_process(name: str, options: dict[str, Any]) ->
     assert len(found) == 2
     for one in found:
         check(one, name, options, 2)
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_learning_rates_have_the_precision_of_the_workers() -> None:
+    specs = [TensorSpec("v", (2,), "float64", False)]
+    setup = {
+        **setup_of("update", specs, 1024, []),
+        "optimizer": keras.optimizers.serialize(keras.optimizers.SGD(0.0)),
+        "floatx": "float64",
+        "decayed": [True],
+        "constraints": [None],
+    }
+    keras.config.set_floatx("float32")  # a process that has not run the script
+    part = ServerPart(layout(setup, 1, ServerOptions()).parts[0], specs, setup, True)
+    part.update(np.ones(2), RATE, 1.0, [1.0])
+    assert part.packed().tolist() == [-RATE, -RATE]
