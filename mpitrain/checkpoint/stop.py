@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 
+from mpitrain.faults import report
 from mpitrain.faults.exit_status import end_now
-from mpitrain.runtime import marks
+from mpitrain.faults.report import Culprit, Fault
+from mpitrain.runtime import marks, streams
+from mpitrain.runtime.exit_codes import BY_SIGNAL, INTERRUPTED, STOPPED
 from mpitrain.runtime.signals import StopSignals
 from mpitrain.world.world import World
-
-STOPPED = 85  # a checkpoint is written, the same command goes on from it (HTCondor's customary code for that)
-INTERRUPTED = 130  # the same after Ctrl-C, as shells count it
 
 
 class StoppedBySignal(SystemExit):
@@ -28,7 +28,7 @@ def exit_code(number: int, saved: bool) -> int:
     """
     if number == signal.SIGINT:
         return INTERRUPTED
-    return STOPPED if saved else 128 + number
+    return STOPPED if saved else BY_SIGNAL + number
 
 
 class StopRequest:
@@ -74,13 +74,17 @@ class StopRequest:
         """On a thread of its own: the main thread is somewhere and does not come."""
         if self._code is not None:
             end_now(self._code)
-        rank, host = self._world.rank, self._world.hosts[self._world.rank]
-        sys.stderr.write(
-            f"mpitrain: {signal.Signals(number).name} came to rank {rank} ({host}), but the ranks did not come to the "
-            f"end of a step and of a checkpoint within {self._grace_seconds:g} s; the job ends without one\n"
+        world, name = self._world, signal.Signals(number).name
+        text = (
+            f"got {name}, but the ranks did not come to the end of a step and of a checkpoint within "
+            f"{self._grace_seconds:g} s"
         )
-        sys.stderr.flush()
-        self._world.communicator.abort(exit_code(number, saved=False))
+        culprit = Culprit(world.numbers[world.rank], world.hosts[world.rank], os.getpid())
+        fault = Fault("signal", text, exit_code(number, saved=False), (culprit,), name)
+        if world.watchdog is None or not world.watchdog.report(fault):
+            streams.write_stderr(report.message(fault))
+            report.record(fault, None, world.activity)
+        world.communicator.abort(fault.exit_code)
 
 
 def where_from(numbers: Sequence[int], hosts: Sequence[str]) -> str:

@@ -21,13 +21,13 @@ from mpitrain.faults.exit_status import ExitStatus, end_now
 from mpitrain.faults.report import Culprit, Fault
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.runtime import streams
+from mpitrain.runtime.exit_codes import INTERRUPTED, TERMINATED
 from mpitrain.runtime.signals import SignalOwner
 from mpitrain.runtime.topology import Topology
 
 HEARD_SECONDS = 2.0
 TOLD_SECONDS = 1.0  # in which the hub tells of a signal; Open MPI kills a second after SIGTERM
 INTERRUPT_SECONDS = 5.0  # in which the main thread comes to its KeyboardInterrupt
-INTERRUPTED_CODE, TERMINATED_CODE = 130, 143
 
 
 class Exits(SignalOwner):
@@ -109,7 +109,7 @@ class Exits(SignalOwner):
         if inner is not None and error is not None and str(inner) in str(error):
             kind, error = type(inner), inner
         if issubclass(kind, KeyboardInterrupt):
-            return Fault("interrupted", "interrupted", INTERRUPTED_CODE, culprit)
+            return Fault("interrupted", "interrupted", INTERRUPTED, culprit)
         if isinstance(error, UsageError):
             text = str(error)
         elif isinstance(error, MpitrainError):
@@ -150,10 +150,10 @@ class Exits(SignalOwner):
         if number == signal.SIGTERM and (self._is_terminated or signal.getsignal(number) == self._terminated):
             if self._watchdog is not None:
                 self._watchdog.leaving()
-            fault = Fault("signal", "got SIGTERM", TERMINATED_CODE, self._culprit(), "SIGTERM")
+            fault = Fault("signal", "got SIGTERM", TERMINATED, self._culprit(), "SIGTERM")
             threading.Thread(target=self._end_by_signal, args=(fault, 0.0), daemon=True).start()
         elif number == signal.SIGINT and signal.getsignal(number) == self._interrupt:
-            fault = Fault("interrupted", "interrupted", INTERRUPTED_CODE, self._culprit())
+            fault = Fault("interrupted", "interrupted", INTERRUPTED, self._culprit())
             threading.Thread(target=self._end_by_signal, args=(fault, INTERRUPT_SECONDS), daemon=True).start()
 
     def _end_by_signal(self, fault: Fault, patience_seconds: float) -> None:

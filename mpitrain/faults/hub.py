@@ -17,12 +17,13 @@ from mpitrain.faults.same_data import SameData
 from mpitrain.faults.shrink import ShrinkRecord
 from mpitrain.faults.stall_watch import StallWatch
 from mpitrain.faults.wire import Link, Message
+from mpitrain.runtime.exit_codes import TERMINATED
 
 GROUP_SECONDS = 0.4  # in which the same failure of other ranks arrives
 REDIAL_SECONDS = 3.0  # in which a rank whose connection broke, but which lives, is back
 SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a second after they have sent one
 QUIET_SECONDS = 3.0
-TERMINATED_STATUS = 143 << 8  # as of `os.waitpid`, of a rank that got SIGTERM
+TERMINATED_STATUS = TERMINATED << 8  # as of `os.waitpid`, of a rank that got SIGTERM
 EXIT_SECONDS = 2.0  # in which the other ranks come to their end, too
 
 

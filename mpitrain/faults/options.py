@@ -8,8 +8,8 @@ from typing import Any
 
 from mpitrain.config import MOST, build, check_needs, from_environment, option
 from mpitrain.errors import UsageError
+from mpitrain.runtime.exit_codes import STALLED
 
-STALL_EXIT_CODE = 75
 ABORT, SHRINK = ON_FAILURE = ("abort", "shrink")
 
 
@@ -21,7 +21,7 @@ class FaultOptions:
         30.0, "tell who has not come when a rank has waited so long; 0 never", least=0, metavar="SECONDS", variable=True
     )
     stall_abort: float = option(
-        300.0, f"then end the job, with exit code {STALL_EXIT_CODE}; 0 never", least=0, metavar="SECONDS", variable=True
+        300.0, f"then end the job, with exit code {STALLED}; 0 never", least=0, metavar="SECONDS", variable=True
     )
     non_finite: str = option(
         "warn",

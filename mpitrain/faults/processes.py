@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitrain.runtime.exit_codes import BY_SIGNAL
+
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -143,7 +145,7 @@ def how_it_ended(status: int) -> tuple[str, int, str | None]:
     """Local: words, the exit code a shell would show, and the signal if there was one."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"was killed by {signal_name(number)}", 128 + number, signal_name(number)
+        return f"was killed by {signal_name(number)}", BY_SIGNAL + number, signal_name(number)
     return f"ended with exit code {os.WEXITSTATUS(status)}", os.WEXITSTATUS(status), None
 
 

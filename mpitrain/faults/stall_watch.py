@@ -8,10 +8,11 @@ from typing import Any
 
 from mpitrain.faults import stalls
 from mpitrain.faults.members import Members
-from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
+from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.stalls import RankState
+from mpitrain.runtime.exit_codes import STALLED
 
 ANSWER_SECONDS = 1.5
 
@@ -96,7 +97,7 @@ class StallWatch:
         waited = min(longest, now - self._excused)
         if options.stall_abort and waited >= options.stall_abort - 1.0:
             text = stalls.report(verdict, 0)
-            self._tell([Fault("stall", text, STALL_EXIT_CODE, tuple(s.as_culprit() for s in verdict.late))])
+            self._tell([Fault("stall", text, STALLED, tuple(s.as_culprit() for s in verdict.late))])
         elif self._warned is None and options.stall_warning and waited >= options.stall_warning * 0.8:
             self._warned = now
             self._write(stalls.report(verdict, max(0.1, options.stall_abort - waited) if options.stall_abort else None))

@@ -9,6 +9,7 @@ from typing import Literal
 from mpitrain.faults.activity import PATIENT_PHASES
 from mpitrain.faults.processes import STATES, bytes_text
 from mpitrain.faults.report import Culprit
+from mpitrain.runtime.exit_codes import STALLED
 
 Kind = Literal["going on", "patient", "stall", "network"]
 FEW = 4  # ranks of one kind that are told one by one
@@ -85,7 +86,7 @@ def report(verdict: Verdict, remaining_seconds: float | None) -> str:
     elif remaining_seconds > 0:
         end = f"If this lasts, the job ends in {remaining_seconds:.0f} s."
     else:
-        end = "The job ends with exit code 75 (to wait longer: --stall-abort SECONDS, or MPITRAIN_STALL_ABORT)."
+        end = f"The job ends with exit code {STALLED} (to wait longer: --stall-abort SECONDS, or MPITRAIN_STALL_ABORT)."
     return "\n".join([*lines, f"  {end}", ""])
 
 

@@ -11,6 +11,7 @@ from mpitrain.launch.request import Request
 from mpitrain.launch.restart_policy import NextAttempt, Restarts
 from mpitrain.launch.supervisor import ENDING_SIGNALS, TICK_SECONDS, Outcome, Signals
 from mpitrain.launch.verdict import judge
+from mpitrain.runtime.exit_codes import BY_SIGNAL
 
 Attempt = Callable[[NextAttempt, int, list[int]], Outcome]
 
@@ -42,7 +43,7 @@ def run_with_restarts(attempt: Attempt, request: Request, restarts: Restarts, st
             stopped = _wait(wakeup, pending, following.delay_seconds)
             if stopped:
                 tell("not started again: it was stopped by a signal")
-                return 128 + stopped
+                return BY_SIGNAL + stopped
             again, number = following, number + 1
 
 

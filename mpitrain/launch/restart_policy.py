@@ -11,15 +11,13 @@ from mpitrain.faults.options import SHRINK
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
 from mpitrain.launch.verdict import lost_hosts
+from mpitrain.runtime.exit_codes import ON_PURPOSE
 from mpitrain.runtime.hostfile import same_hosts
 
 RESTART, ABORT = "restart", "abort"
 RESTARTS = 3  # where a restart is asked for, and no number
 LONGEST_DELAY_SECONDS = 60.0
-BAD_INPUT = 2
 NONE_SAVED = "no checkpoint of mpitrain has been written so far"
-# Stopped by a signal: with a checkpoint, by Ctrl-C, by SIGTERM.
-ON_PURPOSE = (85, 130, 143)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def _final(outcome: Outcome, code: int) -> str | None:
         stopped = code in ON_PURPOSE
         reason = "it was stopped by a signal" if stopped else f"it came to its end by itself, with exit code {code}"
         return f"not started again: {reason}"
-    if (fault is not None and fault.exit_code == BAD_INPUT) or (fault is None and code == BAD_INPUT):
+    if (code if fault is None else fault.exit_code) == UsageError.exit_code:
         return "not started again: what it was given is at fault (exit code 2)"
     if fault.kind in ("signal", "interrupted") if fault is not None else code in ON_PURPOSE:
         return "not started again: it was stopped by a signal"

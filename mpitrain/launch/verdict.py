@@ -11,6 +11,7 @@ from mpitrain.launch.daemonless.places import nodes_of
 from mpitrain.launch.request import Request
 from mpitrain.launch.ssh_program import NO_CONNECTION
 from mpitrain.launch.supervisor import Outcome
+from mpitrain.runtime.exit_codes import BY_SIGNAL
 
 # What Open MPI's launcher says when it misses the daemon of a host.
 LOST_DAEMON = re.compile(r"Remote daemon\s*:\s*\[[^\]]*\] on node ([\w.-]+)")
@@ -32,7 +33,7 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
         said.append(_late(outcome, request, start_timeout_seconds))
         return outcome.code or 1, said
     if outcome.signals and outcome.code == 0 and not outcome.finished:
-        return 128 + outcome.signals[-1], said
+        return BY_SIGNAL + outcome.signals[-1], said
     hosts = set(outcome.listener.ranks("begun").values()) | {host.name for host in request.hosts}
     several = len(hosts) > 1 or (outcome.met and request.ranks > 1)
     if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and several)):

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from mpitrain.comm.communicator import Communicator
 from mpitrain.faults import guardian, handshake, interfaces
 from mpitrain.faults.exit_status import end_now
-from mpitrain.faults.options import STALL_EXIT_CODE, FaultOptions
+from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
 from mpitrain.faults.watchdog import Watchdog
 from mpitrain.runtime import streams
+from mpitrain.runtime.exit_codes import STALLED
 from mpitrain.runtime.launcher import own_rank
 from mpitrain.runtime.topology import Topology
 
@@ -86,7 +87,7 @@ def limit(seconds: float, end: Callable[[int], object] = end_now, warning_second
             elif due == seconds:
                 time.sleep(TOLD_SECONDS)
             if due == seconds:
-                end(STALL_EXIT_CODE)
+                end(STALLED)
 
     if seconds or warning_seconds:
         threading.Thread(target=watch, name="mpitrain start", daemon=True).start()
@@ -100,7 +101,7 @@ def limit(seconds: float, end: Callable[[int], object] = end_now, warning_second
 def _late(waited: float, seconds: float) -> str:
     here = f"rank {launcher_rank}" if (launcher_rank := own_rank(os.environ)) >= 0 else "a rank"
     if waited == seconds:
-        end = f"it ends with exit code {STALL_EXIT_CODE} (to wait longer: MPITRAIN_STALL_ABORT)"
+        end = f"it ends with exit code {STALLED} (to wait longer: MPITRAIN_STALL_ABORT)"
     else:
         end = f"if this lasts, the job ends in {seconds - waited:.0f} s" if seconds else "it goes on waiting"
     return (

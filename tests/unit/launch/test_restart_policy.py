@@ -141,6 +141,9 @@ def test_a_job_on_one_host_loses_none() -> None:
         (outcome(85, ("finished", "")), 85, "stopped by a signal"),
         (outcome(85), 85, "stopped by a signal"),
         (outcome(143), 143, "stopped by a signal"),
+        (outcome(138), 138, "stopped by a signal"),  # SIGUSR1, and no checkpoint could be written
+        (outcome(138, ("finished", "")), 138, "stopped by a signal"),
+        (failed(replace(KILLED, kind="signal", exit_code=138)), 138, "stopped by a signal"),
         (outcome(2), 2, "is at fault"),
         (failed(replace(RAISED, exit_code=2)), 2, "is at fault"),
         (failed(replace(KILLED, kind="signal", exit_code=143)), 143, "stopped by a signal"),
