@@ -213,9 +213,8 @@ def _input_name(names: list[str], name: str) -> str:
 def _only(names: list[str], all_names: Any, role: str, name: str) -> str:
     if len(names) != 1:
         raise DataError(
-            f"{name} has the features {', '.join(sorted(all_names))}, of which {len(names) or 'none'} may "
-            f"be the {role}: name it "
-            f"in the feature spec, {FORM}"
+            f"{name} has the features {', '.join(sorted(all_names))}, of which {len(names) or 'none'} may be the "
+            f"{role}: name it in the feature spec, {FORM}"
         )
     return names[0]
 

@@ -117,8 +117,7 @@ def class_numbers(values: Array, name: str, place: Callable[[int], str] = "sampl
     if len(wrong):
         raise DataError(
             f"{name}: the label of {place(int(wrong[0]))} is {values[wrong[0]]}, not a whole number: number the "
-            "classes 0, 1, 2, ..., "
-            "or ask for a regression"
+            "classes 0, 1, 2, ..., or ask for a regression"
         )
     classes = values.astype(np.int64)
     if len(classes) and classes.min() < 0:

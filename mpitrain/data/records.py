@@ -86,9 +86,8 @@ def _records(path: Path) -> list[tuple[int, int]]:
                 following = position + HEADER_BYTES + length + FOOTER_BYTES
                 if following > end:
                     raise DataError(
-                        f"{path} is cut off in record {len(found)}, or no TFRecord file: copy it again, or "
-                        "write it with "
-                        "tf.io.TFRecordWriter"
+                        f"{path} is cut off in record {len(found)}, or no TFRecord file: copy it again, or write it "
+                        "with tf.io.TFRecordWriter"
                     )
                 found.append((position + HEADER_BYTES, length))
                 position = following

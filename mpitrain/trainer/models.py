@@ -105,9 +105,8 @@ def _saved(spec: str) -> keras.Model:
     except Exception as error:  # Keras has no common class for what can be wrong with a file
         reason = in_one_line(error)
         raise ModelError(
-            f"{spec} cannot be loaded as a Keras model ({reason}): save it again with model.save, or build "
-            "it in a function "
-            "and name that, package.module:function"
+            f"{spec} cannot be loaded as a Keras model ({reason}): save it again with model.save, or build it in a "
+            "function and name that, package.module:function"
         ) from error
 
 
