@@ -1,7 +1,6 @@
 """mpitrain: collective data-parallel training of TensorFlow and Keras 3 models over MPI.
 
-Importing this package loads neither MPI nor TensorFlow; each name loads what it needs when it is
-first used.
+Importing this package loads neither MPI nor TensorFlow; each name loads what it needs when it is first used.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Collectives on tensors, eagerly and inside `tf.function`.
 
-Inside a graph each is one stateful host call; TensorFlow runs those of one graph in the order in
-which they were traced, so all ranks call them in the same order. In a graph of TensorFlow 1 the ranks
-negotiate the order when a session runs it.
-Before each, ranks agree on operation, dtype and shape: a difference raises on every rank, in a graph as
-`tf.errors.FailedPreconditionError`.
+Inside a graph each is one stateful host call; TensorFlow runs those of one graph in the order in which they were
+traced, so all ranks call them in the same order. In a graph of TensorFlow 1 the ranks negotiate the order when a
+session runs it. Before each, ranks agree on operation, dtype and shape: a difference raises on every rank, in a graph
+as `tf.errors.FailedPreconditionError`.
 """
 
 from __future__ import annotations

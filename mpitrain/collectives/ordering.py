@@ -1,10 +1,9 @@
 """One order for all host calls of a graph, however deep in branches and nested functions they stand.
 
-TensorFlow keeps stateful operations in program order where they stand side by side. A branch or a
-nested function that uses variables is ordered by those variables alone, so two of them that share
-none may run at once: ranks could then enter their collectives in different orders. Every host call
-therefore reads one common variable before, and writes it after. It is made of its operations: a `tf.function` lets
-no `tf.Variable` be made in any trace but its first.
+TensorFlow keeps stateful operations in program order where they stand side by side. A branch or a nested function that
+uses variables is ordered by those variables alone, so two of them that share none may run at once: ranks could then
+enter their collectives in different orders. Every host call therefore reads one common variable before, and writes it
+after. It is made of its operations: a `tf.function` lets no `tf.Variable` be made in any trace but its first.
 """
 
 from __future__ import annotations

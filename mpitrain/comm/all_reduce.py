@@ -1,10 +1,9 @@
 """All-reduce of a host buffer: MPI's own, or a swap by two ranks, where latency counts, a ring where bandwidth does.
 
-Which ring setting is fastest differs between MPI libraries, links and numbers of hosts, so it is
-measured once, on the first buffer large enough to matter, and kept in a file for the next run.
-Bits: segment and window do not change a sum, but MPI and ring order it differently. The choice is
-a function of (size, cached choice), so runs with the same cache give the same bits; `MPITRAIN_ALL_REDUCE`
-(`mpi`, or `ring:SEGMENT_BYTES:WINDOW`) fixes it by hand.
+Which ring setting is fastest differs between MPI libraries, links and numbers of hosts, so it is measured once, on the
+first buffer large enough to matter, and kept in a file for the next run. Bits: segment and window do not change a sum,
+but MPI and ring order it differently. The choice is a function of (size, cached choice), so runs with the same cache
+give the same bits; `MPITRAIN_ALL_REDUCE` (`mpi`, or `ring:SEGMENT_BYTES:WINDOW`) fixes it by hand.
 """
 
 from __future__ import annotations

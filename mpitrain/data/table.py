@@ -46,9 +46,8 @@ class Table:
 def load_csv(path: Path, share: Share, task: Task, num_classes: int | None) -> DataSource:
     """Local: one sample a row, below a header.
 
-    The label is the column named label, target, class or y, else the last. It may hold texts, which are classes.
-    A column named label or class holds class numbers; one of another name holds quantities as soon as it has
-    a fraction.
+    The label is the column named label, target, class or y, else the last. It may hold texts, which are classes. A
+    column named label or class holds class numbers; one of another name holds quantities as soon as it has a fraction.
 
     Raises:
         DataError: the file cannot be used; the message names line and column.

@@ -88,9 +88,8 @@ def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
 def check_library(launcher: Launcher | None, mpi_library: str) -> None:
     """Hold the launcher against the library, before MPI is initialised.
 
-    Started by Open MPI's mpirun, MPICH ends the process within MPI_Init with a word about PMI versions
-    (seen: MPICH 5.0), so that `check` would never be reached. `MPI_Get_library_version` may be called
-    before.
+    Started by Open MPI's mpirun, MPICH ends the process within MPI_Init with a word about PMI versions (seen: MPICH
+    5.0), so that `check` would never be reached. `MPI_Get_library_version` may be called before.
 
     Raises:
         LauncherError: the library cannot be started by this launcher.

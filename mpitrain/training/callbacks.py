@@ -31,18 +31,16 @@ from mpitrain.world.world import World
 class DataParallel(keras.callbacks.Callback):
     """Makes `fit` and `evaluate` of one model data-parallel. Stands first in the list of callbacks.
 
-    It averages the gradients (the optimizer is made a DistributedOptimizer if it is none yet),
-    weighted by the samples of each rank's batch; gives all ranks rank 0's variables before the first
-    step; lets ranks that run out of data take part in the updates of the others; puts the metrics of
-    all ranks' samples into `logs`, as sum and count, so that later callbacks decide alike on all
-    ranks; averages the statistics of batch normalization before they are used; and checks that
-    replicas are identical.
+    It averages the gradients (the optimizer is made a DistributedOptimizer if it is none yet), weighted by the samples
+    of each rank's batch; gives all ranks rank 0's variables before the first step; lets ranks that run out of data take
+    part in the updates of the others; puts the metrics of all ranks' samples into `logs`, as sum and count, so that
+    later callbacks decide alike on all ranks; averages the statistics of batch normalization before they are used; and
+    checks that replicas are identical.
 
     Every rank calls `fit` and `evaluate` with it, in the same order.
 
     Args:
-        verify_replicas: check after the first step and after each epoch that is a multiple of this;
-            0 checks never.
+        verify_replicas: check after the first step and after each epoch that is a multiple of this; 0 checks never.
         world: the job; the current one by default.
         loss_is: what a loss is that Keras does not compute, or computes of a whole batch: see `shares.Shares`.
         sync_batch_norm: batch normalization uses the moments of all ranks' rows.

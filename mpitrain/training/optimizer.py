@@ -35,11 +35,10 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
 ) -> Any:
     """Local: make a Keras optimizer average its gradients over all ranks.
 
-    The optimizer itself is changed and returned, never rebuilt: its class, state and serialized
-    form stay plain Keras, and a saved model loads without mpitrain. The mean is taken before loss
-    unscaling, clipping, accumulation and averaging of weights, so all ranks do those alike; with
-    `gradient_accumulation_steps` it is taken once per update, of the accumulated gradients. Before
-    the first update, variables and optimizer state become those of rank 0.
+    The optimizer itself is changed and returned, never rebuilt: its class, state and serialized form stay plain Keras,
+    and a saved model loads without mpitrain. The mean is taken before loss unscaling, clipping, accumulation and
+    averaging of weights, so all ranks do those alike; with `gradient_accumulation_steps` it is taken once per update,
+    of the accumulated gradients. Before the first update, variables and optimizer state become those of rank 0.
 
     Calls of `apply`, `apply_gradients` and Keras' `fit` are collective from then on. Make the
     distributed optimizers of a program in the same order on all ranks.
@@ -88,8 +87,7 @@ def hook_of(optimizer: Any) -> Hook | None:
 def replicated_state(optimizer: Any) -> list[Any]:
     """Local: variables of a distributed optimizer that are the same on all ranks between any two steps.
 
-    Gradients that are being accumulated are each rank's own, and so is the number of steps since the
-    last update.
+    Gradients that are being accumulated are each rank's own, and so is the number of steps since the last update.
     """
     own = [*keras_private.accumulated_gradients(optimizer), keras_private.step_counter(optimizer)]
     hook = hook_of(optimizer)
