@@ -11,7 +11,6 @@ import os
 import secrets
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from mpitrain.launch.shrink import promise as survival_promise
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
-from mpitrain.runtime import launcher, string_hashes
+from mpitrain.runtime import launcher, process_tree, string_hashes
 from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.marks import RESUME_VARIABLE, RUN_VARIABLE
 from mpitrain.runtime.output_files import OUTPUT_VARIABLE
@@ -293,8 +292,7 @@ def _refusal(rest: Sequence[str]) -> str:
     if not any(word.startswith("-") for word in options):
         return ""
     command = [sys.executable, "-c", "import sys; from mpitrain.cli import run; run.refuse(sys.argv[1:])", *rest]
-    environ = launcher.without_rank(os.environ)
-    asked = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    asked = process_tree.ask(command, launcher.without_rank(os.environ))
     return asked.stderr.strip() if asked.returncode == UsageError.exit_code else ""
 
 

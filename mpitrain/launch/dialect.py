@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.errors import LauncherError
+from mpitrain.runtime import process_tree
 from mpitrain.runtime.launcher import without_rank
 
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
@@ -140,16 +141,7 @@ def _answer(command: list[str], environ: Mapping[str, str]) -> str:
     """Local: what a command prints."""
     shown = f"`{' '.join(command)}`"
     try:
-        finished = subprocess.run(
-            command,
-            env=without_rank(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VERSION_TIMEOUT_SECONDS,
-            check=False,
-        )
+        finished = process_tree.ask(command, without_rank(environ), VERSION_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LauncherError(f"{shown} cannot be run: {error}") from error
     if finished.returncode:

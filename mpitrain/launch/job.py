@@ -17,6 +17,7 @@ from mpitrain.launch.daemonless.request import daemonless_request
 from mpitrain.launch.dialect import INTEL_MPI, Mpi
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import HYDRA, OPEN_MPI, SRUN
+from mpitrain.runtime import process_tree
 
 # Of mpitrain's commands those that are for ranks.
 RANK_COMMANDS = ("train", "bench", "serve")
@@ -130,15 +131,7 @@ def choose_srun(wanted: str, allocation: Allocation | None, mpi: Mpi, environ: M
 
 def _plugins(srun: str, environ: Mapping[str, str]) -> list[str]:
     try:
-        finished = subprocess.run(
-            [srun, "--mpi=list"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIST_TIMEOUT_SECONDS,
-            check=False,
-        )
+        finished = process_tree.ask([srun, "--mpi=list"], environ, LIST_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return (finished.stdout + finished.stderr).replace(",", " ").split()

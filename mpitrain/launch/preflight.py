@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mpitrain.launch.ssh import Ssh
 from mpitrain.launch.ssh_program import NO_CONNECTION
+from mpitrain.runtime import process_tree
 
 MOST_AT_ONCE = 64
 PATIENCE_SECONDS = 20  # beyond the connection: for a shell to start, and for questions that nobody answers
@@ -24,16 +25,8 @@ def find_unreached(ssh: Ssh, hosts: Sequence[str]) -> dict[str, str]:
 
 def _asked(ssh: Ssh, host: str) -> str | None:
     try:
-        finished = subprocess.run(
-            ssh.command(host, ["true"]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            timeout=ssh.connect_timeout_seconds + PATIENCE_SECONDS,
-            check=False,
-        )
+        seconds = ssh.connect_timeout_seconds + PATIENCE_SECONDS
+        finished = process_tree.ask(ssh.command(host, ["true"]), seconds=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{ssh.program[0]}: {error}"
     return finished.stderr.strip() if finished.returncode == NO_CONNECTION else None

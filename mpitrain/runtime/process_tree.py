@@ -6,11 +6,27 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def ask(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Local: run a program that is given nothing to read, and take what it prints.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it took longer than that.
+    """
+    none = subprocess.DEVNULL
+    return subprocess.run(
+        command, env=environ, stdin=none, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+    )
 
 
 def die_with_parent(signum: int, parent: int | None = None) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import keras
 
 from mpitrain.data.function import call, resolve
+from mpitrain.data.load import FUNCTION
 from mpitrain.data.pictures import ANTIALIAS
 from mpitrain.data.source import Preprocessing
 from mpitrain.errors import ModelError, in_one_line
 
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 KINDS = "cnn, mlp, a name from keras.applications, a saved .keras file, or package.module:function"
 SMALLEST = re.compile(r"at least (\d+)x(\d+)")
 Shape = tuple[int | None, ...]
