@@ -95,7 +95,8 @@ def misfit(record: bytes, spec: FeatureSpec) -> str:
 def feature_spec(record: bytes, name: str, given: str | None, image_size: tuple[int, int] | None) -> FeatureSpec:
     """Read the spec from a file's first record; what the user gave as JSON goes before.
 
-    Each part of it may be left out: `{"x": {"name": "pixels", "kind": "bytes", "shape": [28, 28, 1]}}`.
+    As in `{"x": {"name": "pixels", "kind": "bytes", "shape": [28, 28, 1]}, "y": {"name": "digit"}}`, of which each part
+    may be left out.
 
     Raises:
         DataError: the record is no Example, or which feature is which cannot be told.
