@@ -15,7 +15,17 @@ from mpitrain.scripts.batch_callbacks import looks_at, synchronize_callbacks
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.logs import leaves_of
-from tests.spmd.truth import WORLD, batches, check_history, check_same, dataset, fit, merged, mlp
+from tests.spmd.truth import (
+    FLAT_VALIDATION,
+    WORLD,
+    batches,
+    check_history,
+    check_same,
+    dataset,
+    fit,
+    merged,
+    mlp,
+)
 
 RANKS = range(WORLD.size)
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -131,6 +141,7 @@ def check_logs(logs: Any, expected: Any) -> None:
             assert own[path] == leaf
 
 
+@pytest.mark.skipif(not FLAT_VALIDATION, reason="names of validations")
 @pytest.mark.few_ranks
 def test_logs_that_are_not_flat() -> None:
     everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]

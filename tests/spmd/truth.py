@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 import mpitrain
@@ -17,6 +19,8 @@ from tests.problem import merged as merged
 from tests.problem import mlp as mlp
 
 WORLD = mpitrain.init()
+# An older Keras gives nested numbers of a validation the names of those of the training.
+FLAT_VALIDATION = "pythonify_logs" in inspect.getsource(keras.Model.evaluate)
 ModelMaker = Callable[[], Any]
 
 
