@@ -15,7 +15,7 @@ from mpitrain.bench.processes import Mpirun
 from mpitrain.bench.report import Report, Row, job, machine
 from mpitrain.bench.server_strategy import ServerStrategy
 from mpitrain.bench.workload import MODELS
-from mpitrain.cli import machine as ranks
+from mpitrain.cli import rank_options
 from mpitrain.cli.parser import Parser
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.world.world import World
@@ -38,7 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--block-seconds", type=_positive(float), default=step.BLOCK_SECONDS, metavar="S", help="length of a turn"
     )
     here = Parser(add_help=False)
-    here.add_options(ranks.OPTIONS)
+    here.add_options(rank_options.OPTIONS)
     jobs = argparse.ArgumentParser(add_help=False)
     jobs.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
     jobs.add_argument("--mpirun", metavar="COMMAND", help="mpirun with its options, if it needs any")
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = _print(_in_own_jobs(mpirun, arguments))
         _write(arguments.json, Report(arguments.benchmark, {**setting, "mpirun": list(mpirun.command)}, rows))
         return 0
-    world = ranks.start(arguments)
+    world = rank_options.start(arguments)
     refusal = _refusal(arguments.json) if world.is_root else None
     refusal = world.communicator.broadcast_obj(refusal)
     if refusal:

@@ -32,8 +32,8 @@ from mpitrain.launch.preflight import find_unreached
 from mpitrain.launch.request import BINDINGS, FORWARDED, MAPPINGS, Request, count_ranks, forwarded
 from mpitrain.launch.restart import run_with_restarts, tell
 from mpitrain.launch.restart_policy import ABORT, RESTART, RESTARTS, NextAttempt, Restarts
-from mpitrain.launch.shrink import SURVIVED, allow_shrink
-from mpitrain.launch.shrink import promise as survival_promise
+from mpitrain.launch.shrinkable_job import SURVIVED, allow_shrink
+from mpitrain.launch.shrinkable_job import promise as survival_promise
 from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mpitrain.cli import machine
+from mpitrain.cli import rank_options
 from mpitrain.cli.parser import Parser
 from mpitrain.cluster.jobs import sizes, task_of
 from mpitrain.cluster.record import DEFAULT_NAME, Record
@@ -55,7 +55,7 @@ def _add(parser: Parser) -> Parser:
     parser.add_argument("--port", type=int, metavar="P", help="of the first task of each host; others follow")
     parser.add_argument("--cpu-devices", type=int, metavar="N", help="CPU devices of each task (default 1)")
     parser.add_argument("--cpu-jobs", default="ps", metavar="A,B", help="jobs that see no GPU (default ps)")
-    parser.add_options(machine.OPTIONS)
+    parser.add_options(rank_options.OPTIONS)
     return parser
 
 
@@ -116,11 +116,11 @@ def _start(arguments: argparse.Namespace) -> World:
     except (UsageError, ValueError):
         job = ""  # told once the ranks have met
     if job not in arguments.cpu_jobs.split(","):
-        return machine.start(arguments)
+        return rank_options.start(arguments)
     with contextlib.suppress(DeviceError):  # told once the ranks have met
         seen = devices.visible(os.environ, gpus.detect())
         gpus.select(devices.assign(seen, Topology.single(os.uname().nodename), "cpu"))
-    return machine.start(arguments, device="auto", visible_devices=None)
+    return rank_options.start(arguments, device="auto", visible_devices=None)
 
 
 def _told(world: World, server: Server, arguments: argparse.Namespace) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mpitrain.data.arrays import load_arrays, load_npz
 from mpitrain.data.digits import load_digits
 from mpitrain.data.function import load_dataset, load_function
-from mpitrain.data.images import load_images
+from mpitrain.data.image_folders import load_images
 from mpitrain.data.labels import Task
 from mpitrain.data.source import DataSource, Share
 from mpitrain.data.table import load_csv

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.data.features import FeatureSpec, feature_spec, misfit
-from mpitrain.data.images import DECODED_BYTES
+from mpitrain.data.image_decoding import Header, form, header, undecodable
+from mpitrain.data.image_folders import DECODED_BYTES
 from mpitrain.data.labels import Array, Labels, Task, as_labels
-from mpitrain.data.pictures import Header, form, header, undecodable
-from mpitrain.data.records import RecordIndex, index_records
 from mpitrain.data.sharding import Indices
 from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
+from mpitrain.data.tfrecord_features import FeatureSpec, feature_spec, misfit
+from mpitrain.data.tfrecord_index import RecordIndex, index_records
 from mpitrain.errors import DataError
 
 BLOCK = 32

@@ -8,13 +8,13 @@ from mpitrain.faults import report
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.causes import death, exits
 from mpitrain.faults.handshake import sealed
+from mpitrain.faults.losses import ShrinkRecord
 from mpitrain.faults.members import Member, Members
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.report import Fault
 from mpitrain.faults.roster import Roster
 from mpitrain.faults.same_data import SameData
-from mpitrain.faults.shrink import ShrinkRecord
 from mpitrain.faults.stall_watch import StallWatch
 from mpitrain.faults.wire import Link, Message
 from mpitrain.runtime.exit_codes import TERMINATED

@@ -23,8 +23,8 @@ from mpitrain.runtime.keras_private import patch
 from mpitrain.scripts.batch_callbacks import STOP, looks_at, synchronize_callbacks
 from mpitrain.scripts.data_comparison import ComparisonCallback, DataComparison
 from mpitrain.scripts.division import DataDivision
+from mpitrain.scripts.file_names import Names, paths_of
 from mpitrain.scripts.loops import OWN, DividedLoops
-from mpitrain.scripts.names import Names, paths_of
 from mpitrain.scripts.work_division import WorkDivision
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel

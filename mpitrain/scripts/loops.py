@@ -22,8 +22,8 @@ from mpitrain.errors import DataError
 from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
 from mpitrain.training.logs import global_metrics
+from mpitrain.training.loss_shares import LossIs, keep_batch_norm_synchronized, taken_for_a_mean
 from mpitrain.training.metric_states import observe
-from mpitrain.training.shares import LossIs, keep_batch_norm_synchronized, taken_for_a_mean
 from mpitrain.world.world import World
 
 OWN = "a loop of its own"

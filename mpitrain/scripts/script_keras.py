@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.imports import after_import
 from mpitrain.scripts.changes import Changes
-from mpitrain.scripts.names import Names
+from mpitrain.scripts.file_names import Names
 from mpitrain.scripts.seeds import preserve_random_state, share_seed
 from mpitrain.scripts.shared_files import SharedFiles
 from mpitrain.scripts.work_division import WorkDivision
@@ -77,7 +77,7 @@ class ScriptKeras:
                 f"Keras runs on {keras.backend.backend()}, and training is divided where it runs on TensorFlow: set "
                 "KERAS_BACKEND=tensorflow, or leave the variable out"
             )
-        from mpitrain.scripts.files import Files
+        from mpitrain.scripts.keras_files import Files
         from mpitrain.scripts.keras_patches import KerasPatches
 
         with preserve_random_state():  # the script may have set these seeds

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.scripts.delegation import delegate
-from mpitrain.scripts.names import Names, paths_in
+from mpitrain.scripts.file_names import Names, paths_in
 from mpitrain.scripts.own_files import is_of_the_script, share_directories
 from mpitrain.world.world import World
 

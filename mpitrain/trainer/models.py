@@ -12,8 +12,8 @@ from typing import Any
 import keras
 
 from mpitrain.data.function import call, resolve
+from mpitrain.data.image_decoding import ANTIALIAS
 from mpitrain.data.load import FUNCTION
-from mpitrain.data.pictures import ANTIALIAS
 from mpitrain.data.source import Preprocessing
 from mpitrain.errors import ModelError, in_one_line
 

@@ -32,7 +32,7 @@ from mpitrain.trainer.data import load_data
 from mpitrain.trainer.objective import check_best, check_compiled, check_fits, objective
 from mpitrain.trainer.reporting import Report
 from mpitrain.trainer.run_callbacks import RunCallbacks
-from mpitrain.trainer.shrink import COUNTING, EVALUATION, SAVING, TIMES, TRAINING, LostRanks, ShrinkableRun
+from mpitrain.trainer.shrinkable_run import COUNTING, EVALUATION, SAVING, TIMES, TRAINING, LostRanks, ShrinkableRun
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.world.consensus import run_on_all, run_on_root
 from mpitrain.world.start import current_world

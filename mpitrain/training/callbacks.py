@@ -13,6 +13,7 @@ from mpitrain.faults.activity import Phase
 from mpitrain.strategies.replicas import verify_replicas
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.logs import epoch_logs
+from mpitrain.training.loss_shares import LossIs
 from mpitrain.training.model_hook import ModelHook
 from mpitrain.training.model_state import (
     replicated,
@@ -23,7 +24,6 @@ from mpitrain.training.model_state import (
     verify_vocabularies,
 )
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
-from mpitrain.training.shares import LossIs
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
@@ -42,7 +42,7 @@ class DataParallel(keras.callbacks.Callback):
     Args:
         verify_replicas: check after the first step and after each epoch that is a multiple of this; 0 checks never.
         world: the job; the current one by default.
-        loss_is: what a loss is that Keras does not compute, or computes of a whole batch: see `shares.Shares`.
+        loss_is: what a loss is that Keras does not compute, or computes of a whole batch: see `loss_shares.Shares`.
         sync_batch_norm: batch normalization uses the moments of all ranks' rows.
 
     Example:

@@ -16,10 +16,10 @@ from mpitrain.training.counting import Counted
 from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.latest_step import LatestStep
 from mpitrain.training.logs import Logs, global_metrics, leaves_of
+from mpitrain.training.loss_shares import LossIs, Shares
 from mpitrain.training.metric_states import observe
 from mpitrain.training.model_state import build, synchronize_before_trace
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
-from mpitrain.training.shares import LossIs, Shares
 from mpitrain.world.world import World
 
 ATTRIBUTE = "_mpitrain_hook"
@@ -177,7 +177,7 @@ def train_on_rows(
         train: `Model.train_on_batch` of Keras.
         arguments: its arguments by name.
         world: the job.
-        loss_is: see `shares.Shares`.
+        loss_is: see `loss_shares.Shares`.
         sync_batch_norm: likewise.
     """
     as_dictionary = arguments.get("return_dict", False)

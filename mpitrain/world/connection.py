@@ -13,7 +13,7 @@ from mpitrain.runtime import launcher
 from mpitrain.runtime import threads as thread_rules
 from mpitrain.runtime.launcher import Launcher
 from mpitrain.runtime.topology import Topology
-from mpitrain.world import share
+from mpitrain.world import machine_share
 
 
 def connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
@@ -37,7 +37,7 @@ def connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
     topology = communicator.topology()
     if found is not None:
         launcher.check(found, topology, communicator.library)
-    cores = share.on_this_host(communicator, topology, thread_rules.available_cores())
+    cores = machine_share.on_this_host(communicator, topology, thread_rules.available_cores())
     communicator.crowded = topology.local_size > len(frozenset().union(*cores))
     return communicator, topology
 

@@ -14,7 +14,7 @@ from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime import gpus, imports, marks, streams
 from mpitrain.runtime.topology import Topology
-from mpitrain.world import share, shrink, watch
+from mpitrain.world import machine_share, shrink, watch
 from mpitrain.world.connection import connect, launcher_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.end import finish_with
@@ -91,9 +91,9 @@ def init(
     plan = run_on_all(
         communicator,
         topology.hosts,
-        lambda: share.devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),
+        lambda: machine_share.devices(communicator, topology, device, share_gpus, gpu_memory, visible_devices),
     )
-    pools = share.threads(communicator, topology, *(threads or (None, None)))
+    pools = machine_share.threads(communicator, topology, *(threads or (None, None)))
     environ.update(pools.environment)
     world = world_of(communicator, topology, plan, pools, faults=faults)
     world.watchdog = watchdog

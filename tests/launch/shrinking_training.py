@@ -35,7 +35,7 @@ from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.sharding import EpochOrder
 from mpitrain.data.source import DataSource, Share, assemble
-from mpitrain.trainer.shrink import LostRanks
+from mpitrain.trainer.shrinkable_run import LostRanks
 
 SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
 directory, strategy, *kills = sys.argv[1:]

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError
+from mpitrain.scripts.file_names import Names
 from mpitrain.scripts.keras_patches import KerasPatches
-from mpitrain.scripts.names import Names
 from mpitrain.scripts.work_division import WorkDivision
 from tests.spmd.truth import FLAT_VALIDATION, WORLD
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 import mpitrain
 from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.cli import doctor, run, serve
-from mpitrain.cli.machine import RankOptions
 from mpitrain.cli.parser import Parser
+from mpitrain.cli.rank_options import RankOptions
 from mpitrain.config import Option, options, own_options
 from mpitrain.faults.options import FaultOptions
 from mpitrain.scripts.options import ScriptOptions

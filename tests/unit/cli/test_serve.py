@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpitrain.cli import machine, serve
+from mpitrain.cli import rank_options, serve
 from mpitrain.cli.parser import Parser
 
 
@@ -35,7 +35,7 @@ def test_servers_leave_gpus_to_workers(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     given: dict[str, Any] = {}
-    monkeypatch.setattr(machine, "init", given.update)  # from there on ranks have to meet
+    monkeypatch.setattr(rank_options, "init", given.update)  # from there on ranks have to meet
     serve._start(arguments_of(*words))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
     assert given["device"] == device

@@ -10,13 +10,13 @@ import pytest
 
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.hub import SIGNAL_SECONDS, Hub
+from mpitrain.faults.losses import SILENT_SECONDS
 from mpitrain.faults.members import Member
 from mpitrain.faults.neighbours import Neighbours
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.report import Culprit, Fault, as_json
 from mpitrain.faults.roster import Roster, Seat
-from mpitrain.faults.shrink import SILENT_SECONDS
 from mpitrain.faults.wire import Link
 
 SILENCE_SECONDS = 10.0

@@ -23,7 +23,7 @@ from mpitrain.launch.dialect import OPEN_MPI, Mpi
 from mpitrain.launch.job import LaunchJob
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
-from mpitrain.launch.shrink import HOSTS, RANKS, allow_shrink, promise
+from mpitrain.launch.shrinkable_job import HOSTS, RANKS, allow_shrink, promise
 from mpitrain.runtime.hostfile import Host, parse
 
 REPOSITORY = Path(__file__).resolve().parents[3]

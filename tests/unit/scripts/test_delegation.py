@@ -13,7 +13,7 @@ from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.scripts.delegation import delegate, is_delegate
-from mpitrain.scripts.names import Names
+from mpitrain.scripts.file_names import Names
 from mpitrain.world.world import World, world_of
 
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+from mpitrain.data.image_decoding import Form, decode
 from mpitrain.data.load import load
-from mpitrain.data.pictures import Form, decode
 from mpitrain.data.source import DataSource, Preprocessing
 from mpitrain.errors import ModelError
 from mpitrain.trainer.models import build

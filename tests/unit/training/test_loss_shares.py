@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.training.shares import MOMENTS_OF_SERVERS, OF_SERVERS, Shares, Step, taken_for_a_mean
+from mpitrain.training.loss_shares import MOMENTS_OF_SERVERS, OF_SERVERS, Shares, Step, taken_for_a_mean
 from mpitrain.world.world import World
 from tests.unit.job import run
 

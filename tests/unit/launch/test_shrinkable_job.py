@@ -10,7 +10,7 @@ from mpitrain.errors import UsageError
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
 from mpitrain.launch.job import LaunchJob, Srun
 from mpitrain.launch.request import Request
-from mpitrain.launch.shrink import RANKS, allow_shrink, promise
+from mpitrain.launch.shrinkable_job import RANKS, allow_shrink, promise
 from mpitrain.runtime.hostfile import parse
 
 REQUEST = Request(("program",), 4, parse("a:2,b:2", "test"), environment={"A": "b"}, extra=("--mca", "x", "1"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpitrain.faults.losses import SILENT_SECONDS, TOLD_SECONDS, ShrinkRecord
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.report import Culprit, Fault
-from mpitrain.faults.shrink import SILENT_SECONDS, TOLD_SECONDS, ShrinkRecord
 
 
 @pytest.mark.parametrize(

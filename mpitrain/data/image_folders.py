@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from mpitrain.data.image_decoding import FORMATS, JPEG, PNG, Form, Header, decode, form, header, undecodable
 from mpitrain.data.labels import some
-from mpitrain.data.pictures import FORMATS, JPEG, PNG, Form, Header, decode, form, header, undecodable
 from mpitrain.data.sharding import Indices
 from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
 from mpitrain.errors import DataError

@@ -19,7 +19,7 @@ import tensorflow as tf
 from mpitrain.runtime import keras_private
 from mpitrain.runtime.imports import after_import
 from mpitrain.scripts.delegation import delegate, is_delegate
-from mpitrain.scripts.names import Names, paths_in
+from mpitrain.scripts.file_names import Names, paths_in
 from mpitrain.scripts.shared_files import SharedFiles
 from mpitrain.training.model_state import average_batch_statistics
 from mpitrain.world.world import World

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpitrain.data.records import index_records
+from mpitrain.data.tfrecord_index import index_records
 from mpitrain.errors import DataError
 
 CONTENTS = [[b"one", b"", b"three" * 100], [b"x" * 0x9C78]]  # of two files

@@ -10,7 +10,7 @@ import pytest
 
 from mpitrain.faults.activity import Activity
 from mpitrain.runtime import streams
-from mpitrain.trainer.shrink import LostRanks, ShrinkableRun
+from mpitrain.trainer.shrinkable_run import LostRanks, ShrinkableRun
 
 
 @pytest.mark.parametrize("is_root", [True, False])

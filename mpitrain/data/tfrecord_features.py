@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from mpitrain.data.pictures import FORMATS, STARTS, Form, decode, form_of
+from mpitrain.data.image_decoding import FORMATS, STARTS, Form, decode, form_of
 from mpitrain.errors import DataError
 
 LABEL_NAMES = ("label", "target", "class", "y")
