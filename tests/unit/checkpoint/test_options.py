@@ -1,8 +1,7 @@
-"""When checkpoints are due, where a run goes on, and what a stopped job ends with. No TensorFlow."""
+"""When checkpoints are due, and where a run goes on. No TensorFlow."""
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from mpitrain.checkpoint import resume as checkpoint_resumption
 from mpitrain.checkpoint.files import ARRAYS, Snapshot
 from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.resume import Resumption, position_among, resumption
-from mpitrain.checkpoint.stop import exit_code, where_from
 from mpitrain.checkpoint.store import Store
 from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
@@ -150,23 +148,3 @@ def test_a_job_that_is_started_again_goes_on_whatever_it_was_told(
     assert look() == [written, written]
     teller.resumes = False
     assert look() == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("number", "saved", "code"),
-    [
-        (signal.SIGTERM, True, 85),
-        (signal.SIGUSR1, True, 85),
-        (signal.SIGINT, True, 130),
-        (signal.SIGTERM, False, 143),
-        (signal.SIGUSR1, False, 138),
-    ],
-)
-def test_exit_codes(number: int, saved: bool, code: int) -> None:
-    assert exit_code(number, saved) == code
-
-
-def test_where_signals_came_from() -> None:
-    numbers = [0, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]
-    hosts = ["a", "a", "b", "b"]
-    assert where_from(numbers, hosts) == "SIGUSR1 came to rank 2 (b), SIGTERM came to ranks 1, 3 (a, b)"
