@@ -108,22 +108,30 @@ def parsed(argv: list[str], others: Collection[str] = ()) -> tuple[ModuleType, a
         chosen.epilog = f"{chosen.epilog or ''} Commands, each with --help of its own: {commands}{SCRIPTS}."
     arguments, unknown = parser.parse_known_args([name, *own])
     if unknown:
-        raise UsageError(f"{_unknown(unknown, name, own, {*chosen.flags(), *others})}; see {chosen.prog} --help")
+        raise UsageError(f"{_unknown(unknown, name, own, chosen.flags(), others)}; see {chosen.prog} --help")
     arguments.rest = rest
     return command, arguments
 
 
-def _unknown(unknown: Sequence[str], name: str, own: Sequence[str], flags: Collection[str]) -> str:
+def _unknown(
+    unknown: Sequence[str], name: str, own: Sequence[str], flags: Collection[str], others: Collection[str]
+) -> str:
     """What is wrong with arguments that a command does not know."""
     script = next((word for word in unknown if word.endswith(".py") or word == "-m"), None)
     if name == "train" and script is not None:
-        first = next((word for word in own if word.startswith("-")), "its options")
-        return (
-            f"{first} is an option of the training that mpitrain has built in, and does not stand before a script: "
-            f"what the script itself takes stands behind it, as in `mpitrain {script} {first} ...`"
-        )
+        before = _module("script").known().flags()
+        first = next((word for word in own if word.startswith("-") and word.partition("=")[0] not in before), script)
+        if first.partition("=")[0] in flags:
+            return (
+                f"{first} is an option of the training that mpitrain has built in, and does not stand before a script: "
+                f"what the script itself takes stands behind it, as in `mpitrain {script} {first} ...`"
+            )
+        if first != script:
+            unknown, flags = [first], before
+    if unknown[0] in others:
+        return f"{unknown[0]} stands before {own[0]}, which is for the ranks"
     words = COMMANDS if name == "train" and own[:1] == unknown[:1] else ()
-    near = difflib.get_close_matches(unknown[0].partition("=")[0], [*flags, *words], 1, LIKENESS)
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], [*flags, *others, *words], 1, LIKENESS)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"unrecognized arguments: {' '.join(unknown)}{hint}"
 

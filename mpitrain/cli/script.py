@@ -31,7 +31,7 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
     `python` before the script, with `-u` or without, is this Python.
     """
-    own, rest = _known().divide(arguments)
+    own, rest = known().divide(arguments)
     if rest and (rest[0] == "-m" or rest[0].endswith(".py")):
         return own, rest
     if rest and PYTHON.fullmatch(Path(rest[0]).name):
@@ -42,7 +42,8 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def _known() -> Parser:
+def known() -> Parser:
+    """Local: the options that may stand before a script."""
     parser = Parser()
     parser.add_options(options(ScriptOptions, "script"))
     return parser

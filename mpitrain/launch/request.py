@@ -68,7 +68,9 @@ def count_ranks(asked: int | None, hosts: Sequence[Host], cores: int, oversubscr
     slots = sum(host.slots for host in hosts) if hosts else cores
     if asked is None:
         if not hosts:
-            raise UsageError("how many ranks? Give their number, as in -np 4, or hosts with -H or --hostfile")
+            raise UsageError(
+                "how many ranks? Give them before what is to be run, as in -np 4, or hosts with -H or --hostfile"
+            )
         return slots, False
     if asked < 1:
         raise UsageError(f"-np is {asked}: there must be at least 1 rank")
