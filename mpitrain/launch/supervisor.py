@@ -48,6 +48,8 @@ class Plan:
     grace_seconds: float  # between a signal that ends the job and SIGKILL
     output: Path | None = None  # directory for the output of each rank, or None
     shrinks_by_hosts: bool = False  # once ranks have met, the job goes on when a host is lost
+    # in which the launcher ends once ranks have told what ends the job: Open MPI's has been seen to stay for ever
+    fault_seconds: float = 30.0
 
 
 @dataclass
@@ -96,6 +98,8 @@ class Supervisor:
         self._pending = [] if pending is None else pending
         self._ends = FirstEnd()
         self._leaving: set[str] = set()  # hosts whose connection has ended; perhaps the launcher is about to end, too
+        self._told: float | None = None  # when ranks told what ends the job
+        self._stays = False  # the launcher did not end then
         self._ending: list[tuple[float, int]] = []  # when the launcher is sent which signal, unless it ends before
 
     def run(self) -> Outcome:
@@ -115,7 +119,8 @@ class Supervisor:
                 code = process.wait()
                 self._note_hosts()
                 self._note_first_end()
-        self._outcome.code = 128 - code if code < 0 else code
+        fault = self._outcome.listener.fault
+        self._outcome.code = fault.exit_code if fault and self._stays else 128 - code if code < 0 else code
         self._outcome.seconds = time.monotonic() - started
         return self._outcome
 
@@ -213,6 +218,11 @@ class Supervisor:
         self._leaving |= self._note_hosts()
         if self._leaving and not self._ending:
             self._ending = [(now + LOST_SECONDS, signal.SIGTERM), (now + 2 * LOST_SECONDS, signal.SIGKILL)]
+        if listener.fault is not None and self._told is None:
+            self._told = now
+        if self._told is not None and now - self._told > self._plan.fault_seconds and not self._ending:
+            self._stays = True
+            self._ending = [(now, signal.SIGTERM), (now + LOST_SECONDS, signal.SIGKILL)]
         late = now - started > self._plan.start_timeout_seconds and (self._plan.is_ours or listener.marks)
         if late and not self._outcome.met and not self._ending:
             self._outcome.timed_out = True

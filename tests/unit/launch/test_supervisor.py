@@ -139,6 +139,12 @@ def test_a_launcher_that_does_not_end_is_killed_after_the_grace(tmp_path: Path) 
     assert outcome["code"] == 128 + signal.SIGKILL
 
 
+def test_a_launcher_that_stays_when_ranks_have_told_what_ends_the_job_is_ended() -> None:
+    told = "printf '\\036%s fault 0 a error 7 3 rank~0 why\\n' 00ff >&2"
+    outcome, _, _ = finish(start(f"{told}; sleep 50", fault_seconds=0.3))
+    assert (outcome["code"], outcome["marks"]) == (3, ["fault"])
+
+
 def test_nothing_is_left_of_a_launcher_that_leaves_ranks_behind(tmp_path: Path) -> None:
     rank = f"trap '' TERM HUP; echo $$ >{tmp_path}/rank; while :; do sleep 0.05; done"
     process = start(f'setsid sh -c "{rank.replace("$$", chr(92) + "$" + chr(92) + "$")}" & sleep 0.5; exit 3')
