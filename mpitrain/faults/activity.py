@@ -25,7 +25,7 @@ LONGEST_BYTES, LONGEST_TEXTS = 1 << 20, 1000  # of each array that a checksum is
 class Activity:
     """What one rank is doing."""
 
-    __slots__ = ("batches", "error", "gradients", "inside", "moved", "phase", "position", "steps", "updates")
+    __slots__ = ("batches", "divided", "error", "gradients", "inside", "moved", "phase", "position", "steps", "updates")
 
     def __init__(self) -> None:
         self.phase: Phase = "start"  # where in the program it is; while `inside` is set it waits for the others, too
@@ -39,6 +39,7 @@ class Activity:
         # the collective it is in: a text, or a plan of buckets with the number of one; None outside
         self.inside: Any = None
         self.batches: list[int] = []  # checksums of the first batches, where they are seen
+        self.divided = False  # what ranks read is the same, and each is given its rows of it
         self.gradients: list[int] = []  # checksums of this rank's own gradients in the first updates
         # raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own
         self.error: MpitrainError | None = None
@@ -55,7 +56,7 @@ class Activity:
 
     def note_gradients(self, update: int, arrays: Sequence[Any]) -> None:
         """Local: what this rank makes of it; in its first update ranks may start from other weights."""
-        if update > 1 and len(self.gradients) < LOOKED_AT_BATCHES:
+        if update > 1 and not self.divided and len(self.gradients) < LOOKED_AT_BATCHES:
             self.gradients.append(checksum(arrays))
 
     @contextlib.contextmanager

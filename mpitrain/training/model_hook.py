@@ -95,8 +95,10 @@ class ModelHook:
         if not self.synchronized:
             self.synchronized = True
             synchronize_before_trace(self._model, counted.data, self._strategy.world)
-        if counted.share is None:  # else it is known that ranks read the same, and divide it
+        if counted.share is None:
             self._first_batches.note(counted.data)
+        else:  # rows that are alike, as of constant test data, say nothing
+            self._strategy.world.activity.divided = True
         steps = getattr(self._model.optimizer, "gradient_accumulation_steps", None)
         self.latest.note_training(counted.samples, counted.share is not None and bool(steps))
         with sample_count(counted.samples), self.shares.step(training=True):
