@@ -1,4 +1,4 @@
-"""The contract of what makes gradients smaller on their way, and which compressors there are."""
+"""The contract of what makes gradients smaller on their way."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Compressor(Protocol):
     """Takes the mean of one bucket's gradients over the ranks, exactly or nearly, with less that travels.
 
     Two pure functions: what is to be remembered, for each bucket, stands in their arguments and results. To add a
-    compressor, write a class with these methods and name it in `COMPRESSORS`; `tests/contracts/compressor.py` then runs
-    with it. Trainings use none but `none` so far. For another there are missing: an option in `strategies/options.py`;
-    the compressor's name in `UpdateCall`, so that ranks agree on it; in `AllReduce.update` its name for
-    `mean_gradients`, and variables in `update.state` for what it remembers, which `checkpoint/state.py` saves; and
-    in `AllReduce._add_nothing` its part of a rank without data.
+    compressor, write a class with these methods in a file of its own and name it in `registry.COMPRESSORS`;
+    `tests/contracts/compressor.py` then runs with it. Trainings use none but `none` so far. For another there are
+    missing: an option in `strategies/options.py`; the compressor's name in `UpdateCall`, so that ranks agree on it; in
+    `AllReduce.update` its name for `mean_gradients`, and variables in `update.state` for what it remembers, which
+    `checkpoint/state.py` does not save yet; and in `AllReduce._add_nothing` its part of a rank without data.
 
     `exchange` is traced into a graph. It takes the bucket in one of two ways, the same on all ranks: by
     `averaging.mean`, or by `averaging.share` and collectives of `averaging.engine` (a sum of factors, a gathering of
@@ -66,6 +66,3 @@ class NoCompression(Compressor):
 
     def exchange(self, x: Tensors, state: State, averaging: Averaging) -> tuple[Tensors, Tensors, State]:
         return averaging.mean(x), x, state
-
-
-COMPRESSORS: dict[str, Compressor] = {"none": NoCompression()}

@@ -11,8 +11,9 @@ from mpitrain.collectives.engine import Averaging, CollectiveEngine
 from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import AgreedError
 from mpitrain.reduction.buckets import ITEM_BYTES, BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
-from mpitrain.reduction.compressor import COMPRESSORS, State
+from mpitrain.reduction.compressor import State
 from mpitrain.reduction.reducer import Reducer
+from mpitrain.reduction.registry import COMPRESSORS
 
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
 

@@ -1,8 +1,8 @@
 """The only door to what Keras keeps to itself: names under `keras.src`, and attributes that begin with an underscore.
 
 Each says what it is for, and why no public name leads to it. A name that a new Keras has no more, or with another
-shape, is found by `tests/unit/test_keras_private.py`; `tests/unit/test_layers.py` keeps all other modules out. This
-one loads Keras: it is for modules that do so anyway.
+shape, is found by `tests/unit/runtime/test_keras_private.py`; `tests/unit/test_private_names.py` keeps all other
+modules out. This one loads Keras: it is for modules that do so anyway.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Launcher:
     name: str  # who started this process
     rank: int | None  # position in the job
     size: int | None  # number of processes in the job
-    local_rank: int | None  # position on this host
+    local_rank: int | None  # position on this host, until MPI is there, which counts itself
     local_size: int | None  # number of processes on this host
 
 
