@@ -17,13 +17,14 @@ from mpitrain.faults.roster import Roster
 from mpitrain.faults.same_data import SameData
 from mpitrain.faults.stall_watch import StallWatch
 from mpitrain.faults.wire import Link, Message
-from mpitrain.runtime.exit_codes import TERMINATED
+from mpitrain.runtime.exit_codes import STALLED, TERMINATED
 
 GROUP_SECONDS = 0.4  # in which the same failure of other ranks arrives
 REDIAL_SECONDS = 3.0  # in which a rank whose connection broke, but which lives, is back
 SIGNAL_SECONDS = 0.15  # the same for signals: launchers kill a quarter of a second after they have sent one
 QUIET_SECONDS = 3.0
 TERMINATED_STATUS = TERMINATED << 8  # as of `os.waitpid`, of a rank that got SIGTERM
+STALLED_STATUS = STALLED << 8  # the same of one that ended since another waited too long
 EXIT_SECONDS = 2.0  # in which the other ranks come to their end, too
 
 
@@ -212,6 +213,9 @@ class Hub:
             if self.members.why_gone(rank) in ("finished", "ended", "lost"):
                 continue
             self.members.gone[rank] = ("ended", self._now)
+            if self._now < self._quiet_until and self._neighbours.ended.get(rank, (0, False))[0] == STALLED_STATUS:
+                self.fall_silent()  # while this process was stopped, another rank told of it, and ended the job
+                continue
             fault = death(self._roster.seats[rank], member, *self._neighbours.ended.get(rank, (None, False)))
             if not self._told and self.shrink.is_allowed(rank, self._neighbours.ended.get(rank, (None, False))[0]):
                 self.members.gone[rank] = ("lost", self._now)

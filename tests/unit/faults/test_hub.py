@@ -107,6 +107,21 @@ def test_a_rank_of_a_silent_host_is_told_of_and_holds_up_nobody() -> None:
     )
 
 
+@pytest.mark.parametrize("code", [75, 3])
+def test_the_end_of_a_stall_is_no_cause_for_a_hub_that_was_stopped_meanwhile(code: int) -> None:
+    told: list[str] = []
+    ended: list[int] = []
+    hub = hub_of(told, ended, nodes=1)
+    here, there = socket.socketpair()
+    with here, there:
+        for rank in (1, 2):
+            hub.members[rank] = Member(Link(here), 0.0)
+        hub._neighbours.ended[1] = (code << 8, False)
+        hub.paused(5.0)
+        hub.tick(5.1)
+    assert ("".join(told).count("rank 1"), ended) == ((0, []) if code == 75 else (1, [code]))
+
+
 @pytest.mark.parametrize("come_back", [False, True])
 def test_a_rank_that_the_others_have_left_for_another_leaves_it_to_that_one_to_tell(come_back: bool) -> None:
     """It was slow, they found another, and that one sees what this one sees, and tells it."""
