@@ -16,6 +16,8 @@ LIMIT_SECONDS = 5.0  # in which a job is over after the loss of a rank
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
 SHARED_MEMORY = Path("/dev/shm")
 # TensorFlow removes these by itself at the end of a process, unless that is killed.
+# MPICH takes the name of its shared memory away once all ranks have attached to it; a kill before that leaves the file.
+MPICHS = "mpich_shm_"
 TENSORFLOWS = "__autograph_generated_file"
 
 
@@ -66,7 +68,7 @@ def wait_until_empty(job: Job, temporary: Path, segments: set[Path], finished: F
     while True:
         left = [str(pid) for pid in job.processes()]
         left += [str(path) for path in temporary.rglob("*") if not (path.is_dir() or path.name.startswith(TENSORFLOWS))]
-        left += [str(path) for path in segments if path.exists()]
+        left += [str(path) for path in segments if path.exists() and not path.name.startswith(MPICHS)]
         if not left:
             return
         assert time.monotonic() < deadline, f"left: {left}\n{finished.output}"
