@@ -355,6 +355,19 @@ def test_rows_that_depend_on_others_are_told(loss: Any, run_eagerly: bool, capfd
     assert told == (loss is similarities and WORLD.rank == 0)
 
 
+@two_ranks
+def test_a_loss_that_counts_is_computed_once_a_step() -> None:
+    calls = tf.Variable(0.0, dtype=tf.float64)
+
+    def annealed(y: Any, p: Any) -> Any:
+        calls.assign_add(1.0)
+        return tf.reduce_sum((y - p) ** 2, axis=-1) * tf.cast(calls, p.dtype)
+
+    batches = Batches(own_rows(rows()))
+    plain(annealed).fit(batches, verbose=0, callbacks=[DataParallel()])
+    assert float(calls.numpy()) == len(batches)
+
+
 def test_own_metrics_of_the_whole_batch() -> None:
     def explained(y: Any, p: Any) -> Any:
         return 1 - tf.reduce_sum((y - p) ** 2) / tf.reduce_sum((y - tf.reduce_mean(y, axis=0)) ** 2)
