@@ -131,7 +131,7 @@ class DataParallel(keras.callbacks.Callback):
                     counter.assign(number)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Local: metrics are this rank's own again."""
+        """Collective where the strategy gathers the optimizer's variables; metrics are this rank's own again."""
         self._world.activity.phase = "start"  # of whatever comes now
         if self._hook is not None:
             self._hook.active -= 1
