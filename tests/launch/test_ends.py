@@ -30,6 +30,14 @@ def run(mpirun: Mpirun, np: int, *args: str, **env: str) -> tuple[Finished, floa
     return finished, ended - max(map(float, moments)) if moments else 0.0
 
 
+def killed(mpirun: Mpirun, way: str) -> set[int]:
+    """What mpirun may return instead of a rank's own code.
+
+    MPICH's kills, as soon as a rank has ended without MPI_Finalize, those that are slower, and tells that at times.
+    """
+    return {9} if way.startswith("os._exit") and not mpirun.is_open_mpi else set()
+
+
 @pytest.mark.parametrize(
     ("way", "who", "phase", "code", "words"),
     [
@@ -55,9 +63,7 @@ def test_the_code_is_that_of_the_rank_which_is_named(
     mpirun: Mpirun, way: str, who: str, phase: str, code: int, words: str | None
 ) -> None:
     finished, seconds = run(mpirun, 3, way, who, phase)
-    # Without MPI_Finalize MPICH's mpirun kills, as soon as the first has ended, those that are slower at it.
-    killed = {9} if (way, who) == ("os._exit", "all") and not mpirun.is_open_mpi else set()
-    assert finished.returncode in {code} | killed, finished.output
+    assert finished.returncode in {code} | killed(mpirun, way), finished.output
     assert seconds < 10, finished.output
     assert finished.stdout.count("END") == (3 if phase in ("end", "atexit") else 0), finished.output
     told = re.findall(r"^mpitrain: (?!warning)", finished.stderr, re.MULTILINE)
@@ -93,7 +99,8 @@ def test_children_that_have_just_been_forked_get_their_signals(mpirun: Mpirun) -
 def test_workers_end_with_their_rank(mpirun: Mpirun, way: str) -> None:
     """They would keep the launcher waiting."""
     finished, seconds = run(mpirun, 2, way, "1", "workers")
-    assert finished.returncode == {"kill": 137 if mpirun.is_open_mpi else 9, "os._exit 3": 3}[way], finished.output
+    code = {"kill": 137 if mpirun.is_open_mpi else 9, "os._exit 3": 3}[way]
+    assert finished.returncode in {code} | killed(mpirun, way), finished.output
     assert seconds < 15, finished.output
 
 
