@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mpitrain.faults.acceptor import Acceptor
 from mpitrain.faults.activity import Activity
@@ -63,7 +62,7 @@ class Watchdog:
         self._neighbours = Neighbours(roster)
         self._heartbeat, self._end = Heartbeat(activity, self._beat_seconds), JobEnd(roster, abort)
         self._hub = Hub(roster, options, self._neighbours, write, self._end.end_job, silence_seconds, activity)
-        self._posts: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what the thread is to do
         self.waker = SignalSocket()
         self.waker.reading.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -77,7 +76,7 @@ class Watchdog:
             silence_seconds,
             lambda: self._now,
             self._hear_hub,
-            functools.partial(self.post, "found"),
+            lambda found: self._post(lambda: self._link.link(found)),
             self._greet,
         )
         self._stopping = False
@@ -95,10 +94,14 @@ class Watchdog:
         self._clock = time.monotonic()
         self._thread.start()
 
-    def post(self, what: str, content: Any = None) -> None:
-        """Local: hand something to the thread."""
-        self._posts.put((what, content))
+    def _post(self, act: Callable[[], None]) -> None:
+        """Local: have the thread do something."""
+        self._posts.put(act)
         self.waker.send(b"\0")
+
+    def _say(self, message: Message) -> None:
+        """Local: have it said to the hub, and to any later one."""
+        self._post(lambda: self._link.say(message, keep=True))
 
     def report(self, fault: Fault, timeout_seconds: float = 3.0) -> bool:
         """Local: let the hub tell a fault of this rank, once for all ranks that have it.
@@ -107,7 +110,7 @@ class Watchdog:
             Whether it was told.
         """
         self._told.clear()
-        self.post("say", {"is": "fault", "fault": dataclasses.asdict(fault)})
+        self._say({"is": "fault", "fault": dataclasses.asdict(fault)})
         return self.is_alive and self._told.wait(timeout_seconds)
 
     @property
@@ -117,20 +120,29 @@ class Watchdog:
 
     def ending(self, code: int, how: str) -> None:
         """Local: this rank has come to the end of its program, with that exit code."""
-        self.post("say", {"is": "ending", "code": code, "how": how})
+        self._say({"is": "ending", "code": code, "how": how})
 
     def missed(self) -> None:
         """Local: this rank has ended with an exit code, but others need it. They do not go on while they hear so."""
-        self.post("say", {"is": "missed"})
+        self._say({"is": "missed"})
         time.sleep(ENDED_SECONDS)
 
     def note_shrink(self, ranks: Sequence[int]) -> None:
         """Local: these ranks were lost, and the others have gone on."""
-        self.post("lost", ranks)
+
+        def note() -> None:
+            self._hub.shrink.note(ranks, self._now)
+            self._link.look_again()
+
+        self._post(note)
+
+    def require(self, ranks: Sequence[int]) -> None:
+        """Local: the job cannot go on without one of these ranks."""
+        self._post(lambda: self._hub.shrink.require(ranks))
 
     def stop(self) -> None:
         """Local: all ranks are at their end: nobody is missed from now on."""
-        self.post("stop")
+        self._post(self._say_goodbye)
         self._thread.join(2.0)
 
     def leaving(self) -> None:
@@ -238,22 +250,14 @@ class Watchdog:
                 if number:
                     self.on_signal(number)
         while not self._posts.empty():
-            what, content = self._posts.get()
-            if what == "say":
-                self._link.say(content, keep=True)
-            elif what == "found":
-                self._link.link(content)
-            elif what == "lost":
-                self._hub.shrink.note(content, self._now)
-                self._link.look_again()
-            elif what == "need":
-                self._hub.shrink.require(content)
-            elif what == "stop":
-                self._hub.shrink.at_end = True
-                self._hub.tick(self._now)
-                self._link.say({"is": "bye"})
-                self._hub.members.send_all({"is": "bye"})
-                self._stopping = True
+            self._posts.get()()
+
+    def _say_goodbye(self) -> None:
+        self._hub.shrink.at_end = True
+        self._hub.tick(self._now)
+        self._link.say({"is": "bye"})
+        self._hub.members.send_all({"is": "bye"})
+        self._stopping = True
 
     def _close_all(self) -> None:
         """Local: also in a forked child, where open connections would hide that their rank has ended."""

@@ -68,7 +68,7 @@ def bind(world: World, part: World | None, vital: Sequence[int]) -> None:
     tied = world.shrink_group
     tied.vital = frozenset(vital)
     if world.watchdog is not None:
-        world.watchdog.post("need", tuple(vital))
+        world.watchdog.require(tuple(vital))
     if part is not None:
         part.numbers = tuple(part.agreement.number(rank) for rank in range(part.size))
         part.shrink_group = tied
