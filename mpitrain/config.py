@@ -48,6 +48,7 @@ class Option:
     positive: bool = False  # zero is too small
     pattern: tuple[str, str] | None = None  # what a text must match, and how to say so
     metavar: str | None = None  # placeholder on the command line
+    aliases: tuple[str, ...] = ()  # other flags on the command line
     # other options without which it would do nothing, and the values they may have; none for any
     needs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     incidental: bool = False  # the numbers of a training do not depend on it

@@ -34,16 +34,21 @@ class Load:
 
 
 def measure(
-    world: World, load: Load, windows: Sequence[int], repeat: int, bind: str | None = None, insecure: bool = False
+    world: World,
+    load: Load,
+    windows: Sequence[int],
+    repeat: int,
+    bind: str | None = None,
+    insecure_network: bool = False,
 ) -> Iterator[Row]:
     """Collective: one row for each number of tensors that may travel at the same time, all of them first.
 
     The ranks behind rank 0 hold the tensors in turn, as TensorFlow servers. A step on rank 0 fetches each and computes
     with each, in their order, as a forward pass does with the weights of its layers. With a window of k, a tensor is
     not read before the k-th before it has arrived: a control dependency. The limit is the time in which all travel, and
-    of the work with the last. `bind` and `insecure` are those of `start_server`.
+    of the work with the last. `bind` and `insecure_network` are those of `start_server`.
     """
-    server = start_server("worker=1,ps", bind=bind, insecure_network=insecure, world=world)
+    server = start_server("worker=1,ps", bind=bind, insecure_network=insecure_network, world=world)
     cases = [window for window in dict.fromkeys((load.tensors, *windows)) if window <= load.tensors]
     found: dict[int, _Case] = {}
 

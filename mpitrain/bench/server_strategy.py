@@ -23,10 +23,10 @@ class ServerStrategy:
     has to be made before TensorFlow is used, and once in a process. `bind` and `insecure` are those of `start_server`.
     """
 
-    def __init__(self, world: World, servers: int, bind: str | None, insecure: bool) -> None:
+    def __init__(self, world: World, servers: int, bind: str | None, insecure_network: bool) -> None:
         self._world, self._workers = world, world.size - servers
         jobs = f"ps={servers},worker={self._workers}"
-        server = start_server(jobs, bind=bind, insecure_network=insecure, world=world)
+        server = start_server(jobs, bind=bind, insecure_network=insecure_network, world=world)
         self._coordinator: Any = None
         self._updates: dict[tuple[int, ...], Callable[[], None]] = {}
         if world.is_root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import shlex
@@ -17,6 +18,8 @@ from mpitrain.bench.server_strategy import ServerStrategy
 from mpitrain.bench.workload import MODELS
 from mpitrain.cli import rank_options
 from mpitrain.cli.parser import Parser
+from mpitrain.cluster.options import NetworkOptions
+from mpitrain.config import build, options
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.world.world import World
 
@@ -39,49 +42,50 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     here = Parser(add_help=False)
     here.add_options(rank_options.OPTIONS)
-    jobs = argparse.ArgumentParser(add_help=False)
-    jobs.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    network = Parser(add_help=False)
+    network.add_options(options(NetworkOptions))
+    link = argparse.ArgumentParser(add_help=False)
+    link.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
+    ranks = argparse.ArgumentParser(add_help=False)
+    ranks.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    jobs = argparse.ArgumentParser(add_help=False, parents=[ranks])
     jobs.add_argument("--mpirun", metavar="COMMAND", help="mpirun with its options, if it needs any")
 
-    own = names.add_parser("exchange", parents=[common, here], help="the exchange against MPI_Allreduce (under mpirun)")
+    own = names.add_parser(
+        "exchange", parents=[common, here, link], help="the exchange against MPI_Allreduce (under mpirun)"
+    )
     own.add_argument("--mebibytes", type=_list(_positive(float)), default=list(exchange.MEBIBYTES), metavar="A,B")
     own.add_argument("--tensors", type=_list(_positive(int)), default=list(exchange.TENSORS), metavar="A,B")
-    own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
     own = names.add_parser("eager", parents=[common, here], help="small tensors outside of graphs (under mpirun)")
     own.add_argument("--bytes", type=_list(_positive(int)), default=list(eager.BYTES), metavar="A,B")
-    own = names.add_parser("ps", parents=[common, here], help="parameter servers against all-reduce (under mpirun)")
+    own = names.add_parser(
+        "ps", parents=[common, here, network], help="parameter servers against all-reduce (under mpirun)"
+    )
     own.add_argument("--mebibytes", type=_list(_positive(float)), default=[1.0, 16.0, 100.0], metavar="A,B")
     own.add_argument("--servers", type=_list(_positive(int)), default=[1], metavar="A,B", help="(default 1)")
     own.add_argument("--peer", action="store_true", help="TensorFlow's ParameterServerStrategy, too")
-    _add_network(own)
     own = names.add_parser(
         "straggler", parents=[common, here], help="parameter servers with a slow worker (under mpirun)"
     )
     own.add_argument("--compute-seconds", type=_positive(float), default=0.05, metavar="S", help="of a fast worker")
     own.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S", help="of each turn")
     own = names.add_parser(
-        "ordering", parents=[common, here], help="fetching tensors at once or in turn (under mpirun)"
+        "ordering", parents=[common, here, link, network], help="fetching tensors at once or in turn (under mpirun)"
     )
     own.add_argument("--mebibytes", type=_positive(float), default=ordering.MEBIBYTES, metavar="M", help="of each")
     own.add_argument("--tensors", type=_positive(int), default=ordering.TENSORS, metavar="N", help="of a step")
     own.add_argument("--windows", type=_list(_positive(int)), default=list(ordering.WINDOWS), metavar="A,B")
     own.add_argument("--work-seconds", type=_positive(float), metavar="S", help="with each; default: as it travels")
-    own.add_argument("--rate", type=_positive(float), metavar="BITS_PER_SECOND", help="of the link, for the limit")
-    _add_network(own)
     names.add_parser("step", parents=[common, here, models, blocks], help="the training step (under mpirun)")
     names.add_parser(
         "peers", parents=[common, here, models, blocks], help="the step beside other libraries (under mpirun)"
     )
     names.add_parser("memory", parents=[common, models, jobs], help="peak memory (starts its own mpirun)")
     names.add_parser("start", parents=[common, jobs], help="import and start (starts its own mpirun)")
-    own = names.add_parser("recovery", parents=[common, models], help="from a lost rank to the next step (by itself)")
-    own.add_argument("--ranks", type=_positive(int), default=2, metavar="N", help="of the jobs (default 2)")
+    own = names.add_parser(
+        "recovery", parents=[common, models, ranks], help="from a lost rank to the next step (by itself)"
+    )
     own.add_argument("--run-args", default="", metavar="'...'", help="options for mpitrain run, as one word")
-
-
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bind", metavar="NETWORKS", help="on several hosts: who may connect to the servers")
-    parser.add_argument("--insecure-network", action="store_true", help="let everybody connect")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,8 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     setting = machine(asked)
     if arguments.benchmark == "recovery":
         _writable(arguments.json)
-        options = shlex.split(arguments.run_args)
-        measured = recovery.measure(arguments.models, arguments.ranks, arguments.batch_size, arguments.repeat, options)
+        words = shlex.split(arguments.run_args)
+        measured = recovery.measure(arguments.models, arguments.ranks, arguments.batch_size, arguments.repeat, words)
         _write(arguments.json, Report(arguments.benchmark, setting, _print(measured)))
         return 0
     if arguments.benchmark in ("memory", "start"):
@@ -124,7 +128,12 @@ def _strategy(world: World, arguments: argparse.Namespace) -> ServerStrategy | N
         return None
     if len(arguments.servers) > 1 or world.size <= arguments.servers[0]:
         raise AgreedError("bench ps --peer is for one number of servers, and needs a rank more: leave out --peer")
-    return ServerStrategy(world, arguments.servers[0], arguments.bind, arguments.insecure_network)
+    return ServerStrategy(world, arguments.servers[0], **_network(arguments))
+
+
+def _network(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Local: who may connect to the servers, as what starts them takes it."""
+    return dataclasses.asdict(build(NetworkOptions, vars(arguments)))
 
 
 def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -145,8 +154,7 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
         return servers.measure_straggler(world, how, arguments.repeat)
     if name == "ordering":
         load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
-        who = (arguments.bind, arguments.insecure_network)
-        return ordering.measure(world, load, arguments.windows, arguments.repeat, *who)
+        return ordering.measure(world, load, arguments.windows, arguments.repeat, **_network(arguments))
     timing = step.Timing(arguments.repeat, arguments.block_seconds)
     others = peers.start(world, peers.available()) if name == "peers" else {}
     return step.measure(world, arguments.models, arguments.batch_size, timing, others)

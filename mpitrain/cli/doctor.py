@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mpitrain.cli.job_options import JobOptions
+from mpitrain.cli.parser import Parser
+from mpitrain.config import build, options
 from mpitrain.doctor.diagnosis import examine
 from mpitrain.doctor.finding import WORST_FIRST, Finding, worst
 from mpitrain.doctor.job import PlannedJob
-from mpitrain.errors import LauncherError, UsageError
+from mpitrain.errors import LauncherError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
-from mpitrain.runtime.hostfile import Host, parse, read, same_hosts
+from mpitrain.runtime.hostfile import Host, same_hosts
 from mpitrain.runtime.threads import physical_cores
 
 NAMED_HOSTS = 4
@@ -25,11 +28,8 @@ NAMED_HOSTS = 4
 
 def add_parser(subparsers: Any) -> None:
     """Local: add `doctor` to the command line."""
-    parser = subparsers.add_parser("doctor", prog="mpitrain doctor", description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="A:4,B:4", help="hosts and their slots; default: this host")
-    where.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any dialect")
-    parser.add_argument("-np", type=int, metavar="N", help="number of ranks; default: one for each slot")
+    parser: Parser = subparsers.add_parser("doctor", prog="mpitrain doctor", description=__doc__)
+    parser.add_options(options(JobOptions))
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -46,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = launcher.detect(os.environ)
     if found is not None and (found.size or 1) > 1:
         raise LauncherError(f"doctor looks at hosts before a job is started: run it alone, without {found.name}")
-    if arguments.np is not None and arguments.np < 1:
-        raise UsageError(f"-np {arguments.np}: a job has one rank or more")
-    job = _job(arguments)
+    job = _job(build(JobOptions, vars(arguments)))
     began = time.monotonic()
     findings = examine(job, _tell)
     seconds = time.monotonic() - began
@@ -60,19 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if worst(findings) == "red" else 0
 
 
-def _job(arguments: argparse.Namespace) -> PlannedJob:
+def _job(chosen: JobOptions) -> PlannedJob:
     """Local: on the hosts given, else those of the batch job, else this one with a slot for each core."""
     batch = allocation.find(os.environ)
-    if arguments.hosts is not None:
-        hosts = parse(arguments.hosts, "-H")
-    elif arguments.hostfile is not None:
-        hosts = read(arguments.hostfile)
-    else:
-        hosts = batch.hosts if batch else (Host("localhost", physical_cores()),)
+    hosts = chosen.named_hosts() or (batch.hosts if batch else (Host("localhost", physical_cores()),))
     asked = batch.ranks if batch and hosts == batch.hosts else None
     given = [host.name for host in batch.hosts] if batch else []
     within = batch if all(same_hosts(host.name, given) for host in hosts) else None
-    return PlannedJob(hosts, arguments.np or asked or sum(host.slots for host in hosts), os.environ, within)
+    return PlannedJob(hosts, chosen.num_proc or asked or sum(host.slots for host in hosts), os.environ, within)
 
 
 def _tell(what: str) -> None:

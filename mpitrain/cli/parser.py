@@ -27,13 +27,13 @@ class Parser(argparse.ArgumentParser):
         `others` is more on the defaults of some, for options that a file may hold, too: switches can be turned off.
         """
         for name, one in options.items():
-            told = _help(one, (others or {}).get(name))
+            flags = (*one.aliases, one.flag)
+            rules: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
             if one.kind is bool:
-                action = "store_true" if others is None else argparse.BooleanOptionalAction
-                self.add_argument(one.flag, action=action, default=argparse.SUPPRESS, help=told)
+                rules["action"] = "store_true" if others is None else argparse.BooleanOptionalAction
             else:
-                kind = functools.partial(read, one.flag, one)
-                self.add_argument(one.flag, type=kind, default=argparse.SUPPRESS, metavar=_metavar(one), help=told)
+                rules |= {"type": functools.partial(read, "/".join(flags), one), "metavar": _metavar(one)}
+            self.add_argument(*flags, help=_help(one, (others or {}).get(name)), **rules)
 
     def divide(self, words: Sequence[str], *, unknown: bool = True) -> tuple[list[str], list[str]]:
         """Local: the options at the beginning, with their values, and what follows.

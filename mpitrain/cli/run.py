@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mpitrain.cli.job_options import JobOptions
 from mpitrain.cli.main import parsed
 from mpitrain.cli.parser import Parser
-from mpitrain.config import read_file
+from mpitrain.config import build, options, read_file
 from mpitrain.errors import AgreedError, LauncherError, UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.launch import allocation, dialect, restart_policy
@@ -38,7 +39,6 @@ from mpitrain.launch.ssh import CONNECT_TIMEOUT_SECONDS, Ssh, from_environment
 from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.launch.supervisor import Outcome, Plan, Supervisor
 from mpitrain.runtime import launcher, process_tree, string_hashes
-from mpitrain.runtime.hostfile import Host, parse, read
 from mpitrain.runtime.marks import RESUME_VARIABLE, RUN_VARIABLE
 from mpitrain.runtime.output_files import OUTPUT_VARIABLE
 from mpitrain.runtime.threads import physical_cores
@@ -58,11 +58,8 @@ def seconds(text: str) -> float:
     return value
 
 
-# Flags, and what argparse is told of each. Those of horovodrun have its names.
+# Beside those of `JobOptions`: flags, and what argparse is told of each. Those of horovodrun have its names.
 OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("-np", "-n", "--num-proc"), {"type": int, "metavar": "N", "help": "ranks; default: one for each slot"}),
-    (("-H", "--hosts", "--host"), {"metavar": "A:4,B:4", "help": "hosts, each with its slots"}),
-    (("--hostfile", "-hostfile"), {"type": Path, "metavar": "FILE", "help": "the same as a file, in any dialect"}),
     (("--map-by",), {"choices": MAPPINGS, "default": "slot", "help": "fill hosts (default), or in turn (node)"}),
     (("--bind-to",), {"choices": BINDINGS, "default": "none", "help": "cores that each rank stays on (default none)"}),
     (("--oversubscribe",), {"action": "store_true", "help": "allow more ranks than slots"}),
@@ -106,6 +103,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add(parser: Parser) -> Parser:
+    parser.add_options(options(JobOptions))
     for flags, told in OPTIONS:
         parser.add_argument(*flags, **told)
     return parser
@@ -224,8 +222,9 @@ def _checkpoint_directory(words: Sequence[str]) -> str | None:
 def _job(arguments: argparse.Namespace) -> LaunchJob:
     """Local: the job that is asked for."""
     batch = allocation.find(os.environ)
-    hosts = _hosts(arguments) or (batch.hosts if batch else ())
-    asked = arguments.num_proc
+    chosen = build(JobOptions, vars(arguments))
+    hosts = chosen.named_hosts() or (batch.hosts if batch else ())
+    asked = chosen.num_proc
     if asked is None and batch and hosts == batch.hosts:
         asked = batch.ranks
     ranks, crowded = count_ranks(asked, hosts, physical_cores(), arguments.oversubscribe)
@@ -258,14 +257,6 @@ def _check_interfaces(wanted: Sequence[str]) -> None:
         raise UsageError(
             f"--network-interfaces {','.join(wanted)}: this host has no such interface, but {', '.join(names)}"
         )
-
-
-def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
-    if arguments.hosts is not None and arguments.hostfile is not None:
-        raise UsageError("hosts are given with -H and with --hostfile: give one of them")
-    if arguments.hosts is not None:
-        return parse(arguments.hosts, "-H")
-    return read(str(arguments.hostfile)) if arguments.hostfile is not None else ()
 
 
 def _mpi(mpirun: str, command: Sequence[str], rest: Sequence[str]) -> Mpi:

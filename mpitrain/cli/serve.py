@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ from typing import Any
 from mpitrain.cli import rank_options
 from mpitrain.cli.parser import Parser
 from mpitrain.cluster.jobs import sizes, task_of
+from mpitrain.cluster.options import NetworkOptions
 from mpitrain.cluster.record import DEFAULT_NAME, Record
 from mpitrain.cluster.server import Server, start_server
 from mpitrain.cluster.shutdown import ClientProcess, Signals, check_client, serve_until_stopped
+from mpitrain.config import build, options
 from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
@@ -50,8 +53,7 @@ def _add(parser: Parser) -> Parser:
     )
     parser.add_argument("--name", default=DEFAULT_NAME, help="of the cluster, where several run")
     parser.add_argument("--stop", action="store_true", help="stop the cluster, from any terminal")
-    parser.add_argument("--bind", metavar="NETWORKS", help="let hosts of these connect, as in 10.0.0.0/24")
-    parser.add_argument("--insecure-network", action="store_true", help="let everybody connect, without a password")
+    parser.add_options(options(NetworkOptions))
     parser.add_argument("--port", type=int, metavar="P", help="of the first task of each host; others follow")
     parser.add_argument("--cpu-devices", type=int, metavar="N", help="CPU devices of each task (default 1)")
     parser.add_argument("--cpu-jobs", default="ps", metavar="A,B", help="jobs that see no GPU (default ps)")
@@ -87,8 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     signals = Signals(world)  # on all ranks before anybody hears of the cluster
     server = start_server(
         arguments.jobs,
-        bind=arguments.bind,
-        insecure_network=arguments.insecure_network,
+        **dataclasses.asdict(build(NetworkOptions, vars(arguments))),
         port=arguments.port,
         cpu_devices=arguments.cpu_devices,
         world=world,

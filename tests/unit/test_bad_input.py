@@ -105,10 +105,10 @@ OPTIONS = {
     "bench exchange --rate inf": "argument --rate: 'inf' is no positive number",
     "bench step --json {dir}/empty/x.json": "--json {dir}/empty/x.json cannot be written (",
     "bench start --mpirun no-such-mpirun": "no-such-mpirun cannot be run",
-    "doctor -np 0": "-np 0: a job has one rank or more",
-    "doctor -np x": "argument -np: invalid int value: 'x'",
+    "doctor -np 0": "-np/-n/--num-proc is 0: it must be at least 1",
+    "doctor -np x": "-np/-n/--num-proc is 'x': give a whole number",
     "doctor -H 'a;b'": "-H:1: 'a;b' is no name of a host",
-    "doctor -H a --hostfile b": "argument --hostfile: not allowed with argument -H/--hosts",
+    "doctor -H a --hostfile b": "hosts are given with -H and with --hostfile: give one of them",
 }
 FILES = {
     "--config {dir}/none": "the configuration {dir}/none cannot be read (No such file or directory)",
@@ -144,8 +144,8 @@ FILES = {
 RUN = {
     "run": "how many ranks?",
     "run -np": "argument -np/-n/--num-proc: expected one argument",
-    "run -np 0": "-np is 0: there must be at least 1 rank",
-    "run -np 1.5": "argument -np/-n/--num-proc: invalid int value: '1.5'",
+    "run -np 0": "-np/-n/--num-proc is 0: it must be at least 1",
+    "run -np 1.5": "-np/-n/--num-proc is '1.5': give a whole number",
     "run -np 100000": "100000 ranks are more than there are slots",
     "run -np 2 -H 'a;b:2'": "-H:1: 'a;b' is no name of a host",
     "run -np 2 --hosts=-oProxyCommand:2": "-H:1: '-oProxyCommand' is no name of a host",

@@ -83,9 +83,9 @@ def test_this_host_alone(jobs: list[PlannedJob]) -> None:
     [
         (["-H", "a:x"], "slots must be a whole number above 0"),
         (["--hostfile", "/no/such/file"], "cannot be read"),
-        (["-H", "a", "--hostfile", "b"], "not allowed with argument"),
-        (["-np", "0", "-H", "a"], "-np 0: a job has one rank or more"),
-        (["-np", "x"], "invalid int value"),
+        (["-H", "a", "--hostfile", "b"], "give one of them"),
+        (["-np", "0", "-H", "a"], "-np/-n/--num-proc is 0: it must be at least 1"),
+        (["-np", "x"], "-np/-n/--num-proc is 'x': give a whole number"),
         (["-H", "a", "surplus"], "unrecognized arguments: surplus"),
     ],
 )

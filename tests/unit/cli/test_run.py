@@ -179,7 +179,7 @@ def test_dry_run(tmp_path: Path) -> None:
         (["--allow-run-as-root"], "how many ranks?"),
         (["--as-horovod", "-np", "2", "x.py"], "how many ranks? Give them before what is to be run"),
         (["-H", "localhost:2", "--as-horovod", "-np", "2", "x.py"], "-np stands before --as-horovod, which is for the"),
-        (["-np", "x"], "invalid int value: 'x'"),
+        (["-np", "x"], "-np/-n/--num-proc is 'x': give a whole number"),
         (["-np", "1", "--start-timeout", "0"], "0 is no time"),
         (["-np", "1", "--kill-after", "nan"], "nan is no time"),
         (["-np", "1", "--kill-after", "soon"], "invalid seconds value: 'soon'"),
