@@ -70,6 +70,7 @@ class Negotiation:
                 self._idle_since = time.monotonic()
             self._waiting.setdefault(name, deque()).append(own)
         while not own.done.is_set():
+            # The thread that does the rounds stops when its own call is done; then another of those that wait goes on.
             if self._turn.acquire(blocking=False):
                 try:
                     if not own.done.is_set():
@@ -91,11 +92,13 @@ class Negotiation:
         except CollectiveError as error:
             self._fail(error)
             return
+        # All ranks make this list of the same answers, so it has the same order everywhere.
         ready = [name for name in active[0] if all(name in theirs for theirs in active)]
         for name in ready:
             self._take(name).run()
         if ready:
             self._idle_since = time.monotonic()
+        # Of all ranks, not of this one: they give up in the same round.
         elif max(seconds for _, seconds in everyone) > STALL_SECONDS:
             self._fail(MismatchError(_stalled([theirs or [] for theirs, _ in everyone], self._world)))
         else:

@@ -27,6 +27,7 @@ _numbers = itertools.count()
 def _turn(communicator: Any) -> tf.Tensor:
     """Local: the handle of the variable that orders the host calls on one communicator."""
     with tf.init_scope(), tf.device("CPU:0"):
+        # TensorFlow finds the memory by this name: a turn for each communicator, and none that an earlier one has left.
         name = f"mpitrain_turn_{next(_numbers)}"
         turn = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=name)
         tf.raw_ops.AssignVariableOp(resource=turn, value=tf.constant(0))

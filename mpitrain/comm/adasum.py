@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.comm.communicator import Buffer, Communicator
 
-SMALLEST_SQUARE = float(np.sqrt(np.finfo(np.float64).tiny))  # below it a vector counts as zero
+SMALLEST_SQUARE = float(np.sqrt(np.finfo(np.float64).tiny))  # below it a vector counts as zero, as in Horovod
 
 
 def combine(a: Buffer, b: Buffer, dot: float, square_a: float, square_b: float) -> Buffer:
@@ -68,6 +68,7 @@ def _sum_over(communicator: Communicator, products: Buffer, level: int) -> Buffe
     received = np.empty_like(products)
     step = 1
     while step <= level:
+        # Each pair adds the same two numbers, and a + b has the bits of b + a: so all end with the same ones.
         _swap(communicator, products, received, communicator.rank ^ step)
         products = products + received
         step *= 2

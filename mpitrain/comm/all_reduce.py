@@ -92,6 +92,7 @@ class AllReduce:
         self._cache = _cache_file(layout, self._environ)
         self._chosen = chosen
         size = self._communicator.size
+        # `mpi` by hand means MPI's own for small buffers, too.
         self._pairs = size == 2 and not (VARIABLE in self._environ and self._setting is None)
         self._received = np.empty(SMALL_BYTES if self._pairs else 0, np.uint8)
         self._ring = Ring(self._communicator)
@@ -120,6 +121,8 @@ class AllReduce:
         None stands for MPI_Allreduce.
         """
         if not self._chosen:
+            # Each host has a file of its own, and may have chosen otherwise: rank 0's decides, for the bits depend on
+            # it.
             known = self._communicator.broadcast_obj(self._read() if self._communicator.rank == 0 else None)
             self._setting = parse(known) if known else self._measure()
             self._chosen = True
@@ -168,9 +171,11 @@ class AllReduce:
                 else:
                     self._ring.all_reduce(source, target, setting)
                 slowest = np.array([time.perf_counter() - began, time.perf_counter() - start])
+                # All ranks compare the same numbers, so they choose alike, and stop after the same round.
                 self._communicator.all_reduce(slowest, "max")
                 name = describe(setting)
                 best[name] = min(best.get(name, np.inf), float(slowest[0]))
+            # Another round would take as long as the first: on a slow link one is enough.
             if slowest[1] > PROBE_SECONDS / 2:
                 break
         self.measurements = best
@@ -195,6 +200,7 @@ class AllReduce:
             self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._cache.parent, delete=False) as file:
                 json.dump(entry, file, indent=1)
+            # Several jobs may write it: who reads sees one of them whole.
             Path(file.name).replace(self._cache)
         except OSError:
             return  # a cache that cannot be written costs the measurement again, nothing else

@@ -27,9 +27,8 @@ from mpitrain.runtime.topology import NODE_VARIABLE, Topology, machine, topology
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set for ranks by `mpirun --with-ft ulfm`
-LARGEST_BYTES = (
-    1 << 30
-)  # of one call of MPI, whose counts are ints: of bytes, and of the elements that it makes of them
+# Of one call of MPI, whose counts are ints: of bytes, and of the elements that it makes of them.
+LARGEST_BYTES = 1 << 30
 
 
 def entered(method: Method) -> Method:
@@ -54,6 +53,8 @@ def entered(method: Method) -> Method:
 
 class _MpiRequest:
     def __init__(self, communicator: MpiCommunicator, requests: list[Any]) -> None:
+        # The third is the one on which they were made: when they fail, there may be another one, without the lost
+        # ranks.
         self._communicator, self._requests, self._comm = communicator, requests, communicator.comm
 
     def test(self) -> bool:
@@ -91,6 +92,7 @@ class MpiCommunicator:
 
         if "mpi4py.MPI" not in sys.modules:
             # Of two mixed MPIs, MPI_Init may end the process before anything can be said.
+            # Where it does not begin MPI by itself, it would not end it by itself either: the second says that it does.
             mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
         from mpi4py import MPI
 
@@ -221,6 +223,8 @@ class MpiCommunicator:
     @entered
     def all_to_all_v(self, send: Buffer, send_counts: list[int], receive: Buffer, counts: list[int]) -> None:
         """Collective: MPI_Ialltoallv of bytes; where that is too much for some rank, each sends to each."""
+        # Each rank has other counts, and all must go the same way: half of them in Ialltoallv would wait for the
+        # others.
         most = np.array([max(send.nbytes, receive.nbytes)], np.int64)
         self.all_reduce(most, "max")
         if most[0] > self.largest_bytes:
@@ -261,6 +265,8 @@ class MpiCommunicator:
 
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         """Collective: MPI_Comm_create; ranks may come late, and are waited for politely."""
+        # MPI_Comm_create only blocks, and MPI waits by polling: who comes early would take the processor from the
+        # others.
         poll(self._comm.Ibarrier)
         group = self._comm.Get_group().Incl(list(ranks))
         comm = self._comm.Create(group)
@@ -291,6 +297,7 @@ class MpiCommunicator:
             comm: on which it was; by default the present one. What is told of one that was left behind is old.
         """
         mpi = self._mpi
+        # The last: another rank has noticed the death, and has revoked the communicator for all.
         lost = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
         if not self._can_shrink or error.Get_error_class() not in lost:  # type: ignore[attr-defined]
             return error
@@ -299,6 +306,7 @@ class MpiCommunicator:
             return told
         self.lost_seconds = self.lost_seconds or time.monotonic()
         self.revoke()
+        # A rank that waits in one of these would wait for ranks that are about to shrink together.
         for other in self.tied:
             other.revoke()
         self.activity.error = told
@@ -316,6 +324,8 @@ class MpiCommunicator:
         Returns:
             For each rank that is left, in the new order, which it was.
         """
+        # This rank may have heard of the loss elsewhere, and others may still wait here: MPI_Comm_shrink needs them
+        # all.
         self.revoke()
         before, comm = self._comm, self._comm.Shrink()
         self._revoked.append(before)
@@ -351,6 +361,7 @@ class MpiCommunicator:
 def _init_thread(mpi: Any) -> None:
     """Collective: MPI_Init_thread. That of mpi4py keeps Python's other threads waiting until all ranks have come."""
     try:
+        # ctypes lets go of the interpreter's lock, so that the limit of the start runs while MPI starts.
         init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
     except (OSError, AttributeError):
         mpi.Init_thread(mpi.THREAD_MULTIPLE)

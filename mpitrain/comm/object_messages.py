@@ -32,6 +32,7 @@ def broadcast_obj(communicator: Communicator, pickle: Pickle, obj: Any, root: in
     communicator.broadcast(size, root)
     data = np.empty(abs(int(size[0])), np.uint8) if mine is None else mine
     communicator.broadcast(data, root)
+    # Not before: all ranks have made both collectives now, and raise the same.
     _check([data], size)
     return obj if communicator.rank == root else pickle.loads(data)
 

@@ -74,6 +74,8 @@ class _Pass:
         self._left, self._right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
         self._source, self._target = source, target
         self._scale = scale if scale != 1.0 else None
+        # Rounded up, so that the last chunks may be shorter or empty. Their messages travel all the same, with nothing
+        # in them: all ranks count alike.
         self._chunk = -(-source.size // self._size)
         self._segment = min(max(1, setting.segment_bytes // source.itemsize), max(1, self._chunk))
         self._segments = max(1, -(-self._chunk // self._segment))
@@ -118,6 +120,8 @@ class _Pass:
 
     def _arrived(self, message: int, low: int, high: int) -> Buffer:
         """Where `message` arrives: in its place, unless what is there must still be added to it."""
+        # In place, too, a total may arrive where this rank's own part stood: it is made of that part, which has
+        # therefore been sent and read.
         if self.scratch is None or message >= self._messages // 2:
             return self._target[low:high]
         start = message % self._window * self._segment
@@ -127,6 +131,7 @@ class _Pass:
         available = min(self._messages, done + self._segments)
         while self._sent < available and len(self._sends) < self._window:
             low, high = self._bounds(self._sent, 0)
+            # The first chunk is this rank's own part; what it sends later was added up, or has arrived, in `target`.
             array = self._source if self._sent < self._segments else self._target
             self._sends.append(self._communicator.isend(array[low:high], self._right))
             self._sent += 1
@@ -135,5 +140,6 @@ class _Pass:
         low, high = self._bounds(message, 1)
         total = self._target[low:high]
         np.add(self._source[low:high], self._arrived(message, low, high), out=total)
+        # Only the last step makes a total, and only its owner multiplies: the others get the product's bits.
         if self._scale is not None and message >= self._messages // 2 - self._segments:
             multiply(total, self._scale)

@@ -14,7 +14,7 @@ from mpitrain.comm.communicator import UFUNCS, Buffer, Communicator, Op
 from mpitrain.faults.activity import Activity
 
 Result = TypeVar("Result")
-TIMEOUT_SECONDS = 180.0
+TIMEOUT_SECONDS = 180.0  # on a busy machine; then a test that hangs fails
 
 
 class _Done:
@@ -150,6 +150,7 @@ class SimulatedCommunicator:
         self._shared.slots[self.rank] = obj
         self.barrier()
         result = taken(self._shared.slots)
+        # Nobody puts the next object there before all have taken this one.
         self.barrier()
         return result
 
@@ -187,6 +188,7 @@ def run(size: int, function: Callable[[SimulatedCommunicator], Result]) -> list[
     def body(rank: int) -> None:
         try:
             results[rank] = function(SimulatedCommunicator(shared, rank))
+        # Another rank has broken it, and its error is the one to tell.
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:

@@ -136,6 +136,7 @@ def plan_buckets(
         open_bytes[dtype] = open_bytes.get(dtype, 0) + spec.nbytes
     for dtype in list(open_members):
         close(dtype)
+    # As the backward pass makes them: from the last gradient to the first.
     buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
     return BucketPlan(UpdateCall(title, tuple(specs), added_up), buckets)
 
@@ -143,6 +144,8 @@ def plan_buckets(
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:
     sizes = [specs[position].size for position in members]
     flat = len(sizes) > 1 and sum(sizes) * itemsize(dtype) < FLAT_BYTES * len(sizes)
+    # Members of a bucket that is packed here go back to TensorFlow as views of it, which it takes without a copy only
+    # where they are aligned to 64 bytes.
     step = 1 if flat else 64 // itemsize(dtype)
     ends = list(itertools.accumulate(-(-size // step) * step for size in sizes))
     offsets = [0, *ends[:-1]]

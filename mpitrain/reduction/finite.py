@@ -75,6 +75,7 @@ class FiniteCheck:
         # A sum is finite only if all its terms are, and only then less itself 0. One that overflows is looked at again.
         if total - total == 0 or plan.call.owner in self.may_overflow or _is_finite(plan, bucket, flat):
             return
+        # The same on all ranks, like the mean: none traces while the others go on.
         if self.action == "warn" and plan.call.title in self._told:
             return
         self._told.add(plan.call.title)

@@ -99,6 +99,7 @@ def mean_gradients(
                 means, _, states[index] = compressor.exchange(members, states[index], averaging)
             for position, gradient, mean in zip(bucket.members, members, means, strict=True):
                 if not bucket.sparse:
+                    # Of what a call of Python returns, TensorFlow knows no shape.
                     mean.set_shape(gradient.shape)
                 results[position] = mean
 

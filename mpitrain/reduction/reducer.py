@@ -50,7 +50,9 @@ def weights_of(agreed: Agreed, rank: int, added_up: bool = False) -> _Weights:
     if added_up:
         return _Weights(None if samples[rank] > 0 else 0.0, 1.0)
     if samples[0] > 0 and samples.count(samples[0]) == len(samples):
+        # The usual case: the factor on the sum, so that gradients are handed over where they are, without a copy.
         return _Weights(None, 1.0 / len(samples))
+    # Rounded once, at the end, and so the same on all ranks.
     total = math.fsum(samples)
     return _Weights(samples[rank] / total if total else 0.0, 1.0)
 
@@ -125,6 +127,7 @@ class Reducer:
         """
         try:
             with self.agreement.turn:
+                # None while it runs: an update that an error ends is not gone on with, and the next one may begin.
                 under_way, self._next = self._next, None
                 if under_way != (None if index == 0 else (plan, index)):
                     raise MismatchError(
@@ -155,6 +158,7 @@ class Reducer:
                 if samples and self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
                     activity.note_gradients(self.statistics.updates, arrays)
             start = time.perf_counter()
+            # What is not finite is told by `FiniteCheck`, with rank and variable, and not by numpy.
             with np.errstate(all="ignore"):
                 bucket = plan.buckets[index]
                 if not arrays:
@@ -195,6 +199,7 @@ class Reducer:
         if len(arrays) == 1 and before is None and arrays[0].dtype == target.dtype:
             source = arrays[0].reshape(-1)
         elif before == 0.0:
+            # Not by a factor: 0 times NaN is NaN, and this rank's values are not to count.
             target.fill(0)
         else:
             for array, offset in zip(arrays, offsets, strict=True):
@@ -213,6 +218,7 @@ class Reducer:
     def _sparse(self, plan: BucketPlan, bucket: Bucket, arrays: Sequence[Buffer]) -> list[Buffer]:
         values, indices = arrays
         factor = self._weights.share
+        # No rows instead of rows times 0, as above.
         if factor == 0.0:
             values, indices = values[:0], indices[:0]
         rows = plan.specs[bucket.members[0]].shape[0]

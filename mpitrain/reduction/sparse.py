@@ -20,6 +20,7 @@ def merge_rows(values: Buffer, indices: Buffer) -> tuple[Buffer, Buffer]:
     """
     if len(indices) == 0:
         return values, indices
+    # Stable: rows of one index stay in rank order, so that all ranks add them in the same.
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -47,6 +48,7 @@ def exchange_rows(
     row_shape = values.shape[1:]
     row_size = int(np.prod(row_shape, dtype=np.int64))
     gathered = int(counts.sum()) * (row_size * wide.itemsize + own_indices.itemsize)
+    # What each rank receives: of the table by a ring, above of all ranks' rows.
     whole = 2 * (size - 1) / size * rows * row_size * wide.itemsize
     if size > 1 and gathered > whole:
         table = np.zeros((rows, *row_shape), wide.dtype)

@@ -76,6 +76,8 @@ class DividedAdapter(DataAdapter):
         """Local: Keras' order of all samples, of which only this rank's rows are read."""
         size, last = whole.batch_size, whole.partial_batch_size or whole.batch_size
         inputs, count, shuffle = keras_private.arrays_of(whole)
+        # Keras' own shuffle, of places in place of samples: the order is that of one process, and no other rank's rows
+        # are read.
         order = ArrayDataAdapter(np.arange(count), batch_size=size, shuffle=shuffle)
         positions = order.get_tf_dataset()
         if self._way == "batches":

@@ -55,6 +55,8 @@ def synchronize_callbacks(world: World, callbacks: Sequence[Any]) -> list[Any]:
     if not kinds or world.size == 1:
         return [*callbacks]
     batches = _Batches(world, callbacks, kinds)
+    # Keras calls them in this order: the first makes the numbers those of all ranks before the script's look at them,
+    # the last finds out whether one of these has stopped the training.
     return [BeforeCallbacks(batches), *callbacks, BehindCallbacks(batches)]
 
 
@@ -139,6 +141,7 @@ class _Batches:
             return lambda agreed: self._call(f"on_{kind}_batch_begin", self._number(agreed, 0), {})
         if call.moment == ENDED:
             return lambda agreed: self._agree_on_stop(kind)
+        # Of metrics that the others have and this rank has not, it has no states to add: it says so, and all raise.
         if call.logs is None or call.logs != hook_in(self.model).logs.call(call.logs.paths):
             return None
         paths = call.logs.paths

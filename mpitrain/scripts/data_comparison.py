@@ -68,6 +68,7 @@ def summary(leaf: Any) -> Summary:
         array = np.asarray(_sample(leaf, int(shape[0]))).reshape(-1)
     except (TypeError, ValueError, IndexError, NotImplementedError, tf.errors.OpError):
         return Summary(f"{type(leaf).__name__} {tuple(shape)}")
+    # Evenly, for a difference may be in the order alone, or in the last rows.
     array = array[:: max(1, -(-array.size // SAMPLE))]
     kind = f"array {tuple(shape)}"
     if array.dtype.kind in "OSUV":
@@ -75,6 +76,7 @@ def summary(leaf: Any) -> Summary:
         return Summary(kind, zlib.crc32(texts.encode("utf-8", "replace")), are_labels=len(shape) <= 2)
     if array.dtype.kind in "Mm":
         array = array.view(np.int64)
+    # A sum with one NaN in it would say nothing of the other numbers.
     numbers = np.nan_to_num(array.astype(np.float64), posinf=0.0, neginf=0.0)
     sums = _weights(len(numbers)) @ numbers
     whole = len(shape) <= 2 and bool((numbers == np.rint(numbers)).all())

@@ -34,6 +34,7 @@ def delegate(world: World, name: str, action: Callable[[], Any], named: Hashable
     """
     if is_delegate():
         return action()
+    # Else a rank that is at another collective would be paired with the exchanges below.
     world.agreement.call(f"{name} by rank 0")
     said: list[Hashable] = world.communicator.all_gather_obj(named)
     firsts, here = _firsts(said), _firsts(list(zip(said, world.topology.nodes, strict=True)))
@@ -63,6 +64,7 @@ def _failed(everyone: Sequence[Told | None]) -> list[Exception]:
 
 def _attempt(world: World, name: str, action: Callable[[], Any]) -> tuple[Told, Exception | None]:
     """Local: what the others are told; the error itself."""
+    # What it calls may be patched as well; the others wait for this rank, and would not come to that.
     token = _acting.set(True)
     try:
         with world.activity.during("checkpoint"):

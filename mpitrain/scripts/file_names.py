@@ -36,6 +36,7 @@ class Names:
             before = [one for one in before if len(one) == len(group)]
             for index, mine in enumerate(group):
                 others = [one[index] for one in before]
+                # Where a rank before this one has the same name, that one writes.
                 if others and mine not in others:
                     self._own.append(_place(mine, others[0]))
         return any(one != paths for one in everyone)

@@ -126,6 +126,7 @@ class Files:
 
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._training():
+                # Rank 0 alone writes, and its moving averages are of its own batches.
                 average_batch_statistics(model, self._world)
             return write_once(model, *args, **kwargs)
 

@@ -101,6 +101,7 @@ class KerasPatches:
         if _knows_ranks(arguments.get("callbacks")) or not model.compiled:  # the latter Keras refuses
             self.trained = True
             return fit(model, **arguments)
+        # Before they are divided: afterwards they differ rightly.
         self._comparison.check("fit", arguments)
         self._watch(arguments)
         self._division.divide_training(model, arguments)
@@ -108,8 +109,11 @@ class KerasPatches:
         arguments["callbacks"] = self._with_data_parallel(arguments.get("callbacks"), model, training=True)
         self._begin_training("fit")
         self._silence(arguments)
+        # Ranks have different numbers of batches: within this nobody waits for the others at a file, or at anything
+        # else that only a callback comes to.
         with self._fitting(), self._leaving_loops():
             history = fit(model, **arguments)
+        # From here on all ranks stand at the same place of the script again.
         self._world.agreement.call("end of fit")
         return history
 

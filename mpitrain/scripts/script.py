@@ -71,6 +71,7 @@ def _run_divided(
     world: World, script: Script, code: types.CodeType | None, division: WorkDivision, changes: Changes, output: Path
 ) -> None:
     divided = ScriptKeras(world, division, changes)
+    # All of this before the script's first line: what it imports by name afterwards is the patched one.
     divided.install_when_loaded()
     divided.shared_files.install()
     OwnFiles(changes.note, world.size, world.is_root).watch()
@@ -122,6 +123,7 @@ def _compiled(script: Script) -> types.CodeType | None:
         _find_module(script.name)
         return None
     try:
+        # Bytes, as Python reads a script: the encoding is that of its first lines.
         with io.open_code(os.path.abspath(script.name)) as file:  # noqa: PTH100 (a Path has no open_code)
             return compile(file.read(), script.name, "exec")
     except OSError as error:
@@ -164,6 +166,7 @@ def _run_as_main(script: Script, code: types.CodeType | None) -> None:
         return
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=script.name, __builtins__=builtins, __cached__=None)
+    # As under plain Python: `pickle` and `multiprocessing` look there for what the script defines.
     sys.modules["__main__"] = module
     sys.path[0] = str(Path(script.name).resolve().parent)
     exec(code, module.__dict__)

@@ -36,6 +36,7 @@ class ScriptKeras:
 
     def __init__(self, world: World, division: WorkDivision, changes: Changes) -> None:
         self._world, self._division, self._note = world, division, changes.note
+        # Another one in each run, as without mpitrain, and the same on all ranks.
         self._seed: int = world.communicator.broadcast_obj(int.from_bytes(os.urandom(4), "little"))
         self._names = Names(world.communicator)
         self._unmodified: KerasPatches | None = None

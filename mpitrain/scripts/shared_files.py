@@ -73,6 +73,7 @@ class SharedFiles:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            # Threads come to their calls in any order, and a collective needs one.
             on_main = threading.current_thread() is threading.main_thread()
             paths = paths_in([*args, *kwargs.values()])
             if not (self.enabled and paths and on_main and concerns()):

@@ -76,6 +76,7 @@ class AllReduce(Strategy):
         found = mean_gradients(engine_of(self.world), self.reducer, plan, own, current_samples(), synchronize)
         rest = iter(found)
         means = [None if gradient is None else next(rest) for gradient in gradients]
+        # Variables get their values while later buckets are still on their way.
         if not self._whole_updates:
             return update.apply(means, variables)
         with tf.control_dependencies([m.values if isinstance(m, tf.IndexedSlices) else m for m in found]):
@@ -90,6 +91,7 @@ class AllReduce(Strategy):
         """Local: how these gradients, of which none is None, are exchanged. Planned once: that takes milliseconds."""
         added_up = are_added_up()
         kinds = [(type(gradient), gradient.dtype) for gradient in gradients]
+        # The number of a variable that is gone may be that of a new one: so the references below are looked at, too.
         key = (update.title, update.half, added_up, *kinds, *map(id, variables))
         known = self._plans.get(key)
         if known is not None and all(ref() is one for ref, one in zip(known.variables, variables, strict=True)):

@@ -101,9 +101,11 @@ def adopt(variables: Sequence[Any], root: int, *, world: World) -> None:
         RankLostError: on all ranks: one was lost.
     """
     found = differing(variables, root, world=world)
+    # All are received before the first is assigned: if a rank is lost in between, no variable was changed.
     values = {position: np.array(variables[position].numpy(), order="C", ndmin=1) for position, _ in found}
     for value in values.values():
         world.communicator.broadcast(value, root)
+    # A broadcast may have ended on some ranks though another was lost: after this all have everything, or all raise.
     world.communicator.agree(True)
     for position, value in values.items():
         if world.rank != root:

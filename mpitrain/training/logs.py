@@ -112,6 +112,7 @@ class Logs:
             told[3] = path in made
         rows = np.array(told_by_this, np.float64).reshape(len(paths), 4 + len(results))
         everyone = np.zeros((self._world.size, *rows.shape))
+        # One exchange for all values; from here on every rank decides from the same table.
         self._world.communicator.all_gather(rows, everyone)
         metrics, derived = self._over_ranks(made, bool(everyone[:, :, 3].any()))
         found, unlike = Leaves(), set[Path]()

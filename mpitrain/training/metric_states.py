@@ -50,6 +50,7 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
     combined = list(own)
     for kind, op in KINDS.items():
         places = [place for place, found in enumerate(kinds) if found == kind]
+        # One exchange for all states of a kind, however many metrics there are.
         flat = np.concatenate([np.zeros(0), *[own[place].astype(np.float64).reshape(-1) for place in places]])
         if flat.size:
             world.communicator.all_reduce(flat, op)

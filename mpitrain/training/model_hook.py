@@ -56,6 +56,7 @@ class ModelHook:
     def _prepare(self) -> None:
         """Local: at the first use, and after each new `compile`: cut a compiled step at the exchange."""
         model = self._model
+        # A new `compile`: what was traced has the old optimizer in it, and the new one's state is not rank 0's yet.
         if model.jit_compile or model.optimizer is not self._optimizer:
             self.synchronized, self._train_step = False, self._own_train_step
             model.train_function = model.test_function = None
@@ -183,6 +184,7 @@ def train_on_rows(
         sync_batch_norm: likewise.
     """
     as_dictionary = arguments.get("return_dict", False)
+    # Before the hook, which cuts a compiled step at this optimizer's exchange.
     DistributedOptimizer(model.optimizer, world=world)
     hook = ModelHook.of(model, strategy_of(world))
     hook.share(loss_is, sync_batch_norm)

@@ -72,6 +72,7 @@ def DistributedOptimizer(  # noqa: N802 (the field's name)
     adds, exchange = sums(loss_is), exchange or strategy_of(world)
     inner = hook_of(optimizer.inner_optimizer) if hasattr(optimizer, "inner_optimizer") else None
     if inner is not None:
+        # The mean would be taken twice: by the outer optimizer, then by the inner one.
         inner.remove()
     if strategy_of(exchange.world).exchanges and hook_of(optimizer) is None:
         Hook(optimizer, exchange, synchronize_first, adds).install()
@@ -139,6 +140,8 @@ class Hook:
         if hasattr(optimizer, "inner_optimizer"):  # it scales the loss up until gradients overflow
             strategy.finite.may_overflow.add(title)
         if self.accumulation_steps:
+            # The first that Keras does with accumulated gradients, once an update: so the mean is taken here, before
+            # they are clipped.
             clip = getattr(optimizer, keras_private.CLIP_GRADIENTS)
             self._clipped = replace(self.update, apply=lambda means, variables: clip(means))
             # In a thread of its own: where a tf.function is traced, none may be made in any trace but its first.
@@ -281,6 +284,7 @@ class Hook:
 
 def _refuse_inside_loss_scaling(optimizer: Any) -> None:
     """There each rank decides by itself whether to make an update, and the others would wait for it."""
+    # Keras tells the inner optimizer nothing of the outer one: the stack does.
     frame = sys._getframe()
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -103,6 +103,7 @@ class StepCollectives:
 
         found = []
         for tensor in tensors:
+            # Ranks gather each tensor by itself: with other numbers of rows the orders would not belong together.
             with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(tensor)[0], count)]):
                 found.append(gathered(tf.identity(tensor)))
         return found, own
@@ -132,6 +133,7 @@ class StepCollectives:
         outputs: list[tuple[tf.DType, tf.TensorShape]],
     ) -> list[tf.Tensor]:
         if _compiled.get():
+            # The step is then traced once more, without being cut: see `compiled_step`.
             raise NotCompilableError
 
         def call(array: Any) -> list[Buffer]:

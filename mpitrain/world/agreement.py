@@ -120,6 +120,7 @@ class Agreement:
         self._numbers = range(size) if ranks is None else tuple(ranks)
         self._mine = np.zeros(3 + REPORTS, np.float64)
         self._all = np.zeros((size, 3 + REPORTS), np.float64)
+        # A hash has 62 bits, of which a float64 would keep 53: it travels as the bits of an int64.
         self._what = self._mine[:1].view(np.int64)
         self._calls = self._all.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
@@ -141,6 +142,7 @@ class Agreement:
         self._known[signature] = called
         with self.turn:
             agreed = self._gather(signature, samples)
+            # The very array that `_gather` gives where all call the same; one that only equals it is never made.
             if agreed.active is self._everyone:
                 return agreed
             agreed = self._ask_idle(agreed, called, lambda call: samples)
@@ -200,6 +202,7 @@ class Agreement:
         if self.observer is not None and what > FINISHED:
             self.observer.agreed(self._known[what], start, end)
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
+        # The next header arrives in the same memory, while these numbers are still read.
         all_told = self._all.copy()
         samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
@@ -209,6 +212,7 @@ class Agreement:
                 self._raise_contended([call == CONTENDED for call in calls])
             return Agreed(samples_of_all, reports, requests, ~self._everyone)
         if len({call for call in calls if call > FINISHED}) > 1:
+            # Ranks without data come here as well: the others' calls are told by a collective of all.
             self._raise_mismatch(what)
         return Agreed(
             samples_of_all,

@@ -18,6 +18,8 @@ class Call:
     @functools.cached_property
     def signature(self) -> int:
         """A 62-bit hash, never 0 or 1."""
+        # 0 and 1 stand for ranks without data, -1 for threads in each other's way (`agreement`). And no `hash`: Python
+        # seeds that of a text anew in each process.
         digest = hashlib.blake2b(str(self).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % (1 << 62) + 2
 

@@ -23,6 +23,7 @@ def connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
         LauncherError: MPI cannot be loaded, or sees another job than the launcher.
     """
     found = launcher_of(environ)
+    # A program that has loaded MPI itself may be a rank all the same, of a launcher that sets no variable we know.
     if found is None and "mpi4py.MPI" not in sys.modules:
         return LocalCommunicator(), Topology.single(os.uname().nodename)
     from mpitrain.comm.mpi import MpiCommunicator
@@ -38,6 +39,7 @@ def connect(environ: Mapping[str, str]) -> tuple[Communicator, Topology]:
     if found is not None:
         launcher.check(found, topology, communicator.library)
     cores = machine_share.on_this_host(communicator, topology, thread_rules.available_cores())
+    # Ranks are bound to cores of their own, or share all: either way each core counts once.
     communicator.crowded = topology.local_size > len(frozenset().union(*cores))
     return communicator, topology
 

@@ -40,6 +40,7 @@ def group(
     """
     ranks = list(ranks)
     world.agreement.call(f"make a group of ranks {ranks}")
+    # Looked at after the agreement: all ranks have named the same ones, so all raise.
     if not ranks or ranks != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < world.size:
         raise ValueError(f"a group needs different ranks from 0 to {world.size - 1} in ascending order, not {ranks}")
     part = world.communicator.split(ranks)

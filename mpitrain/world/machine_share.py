@@ -33,6 +33,7 @@ def devices(
         found = device_rules.visible(os.environ, gpus.detect())
         return found if names is None else device_rules.narrowed(found, names)
 
+    # Agreed before ranks compare what they see: one rank's error would else meet the others in the next exchange.
     visible = run_on_all(communicator, topology.hosts, seen)
     # A rank that wants none leaves them all to the others.
     taken = dataclasses.replace(visible, devices=()) if device == "cpu" else visible

@@ -39,6 +39,7 @@ def start(
         places = tuple(listener.getsockname() for listener in listeners)
         everyone = communicator.all_gather_obj((places, Process.current(), handshake.new_token()))
     except OSError:
+        # The collective in which the others are, whatever this one has to tell.
         everyone = communicator.all_gather_obj(None)
     if None in everyone:
         if topology.is_root:
@@ -51,10 +52,12 @@ def start(
         Seat(rank, topology.hosts[rank], topology.nodes[rank], process, places)
         for rank, (places, process, _) in enumerate(everyone)
     )
+    # Each has made a token; that of rank 0 is the job's.
     roster = Roster(topology.rank, seats, everyone[0][2])
     watchdog = Watchdog(communicator.activity, roster, listeners, options, communicator.abort, streams.write_stderr)
     watchdog.start()
     here = roster.neighbours(range(communicator.size), roster.own)
+    # One process a host is enough to watch all its ranks.
     if here[0].rank == roster.own:
         guardian.start(seat.process.pid for seat in here)
     return watchdog
@@ -113,6 +116,7 @@ def _late(waited: float, seconds: float) -> str:
 def _is_first(claim: socket.socket) -> bool:
     """Local: whether no other rank of this host speaks, of those that have the same parent, a launcher."""
     try:
+        # An abstract name, which no file stands for: it is free again when this process has ended, however that was.
         claim.bind(f"\0mpitrain start {os.getppid()}")
     except OSError:
         return False

@@ -64,6 +64,7 @@ class ServerLoop:
         waiting = {worker: next(talk) for worker, talk in talks.items()}
         idle_since = time.perf_counter()
         while waiting or self._sends:
+            # Once a round, for it is set by a signal's handler: all answers of a round say the same.
             self._signal = self.signal
             came = [worker for worker, request in waiting.items() if request.test()]
             if self._roles.serving_only:

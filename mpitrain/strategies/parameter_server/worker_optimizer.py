@@ -59,6 +59,7 @@ class WorkerOptimizer:
             return
         own, kept = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         session = self._session(own, kept)
+        # Norms are those of the mean: where servers make one, they clip it.
         clips = self.optimizer.clipnorm or self.optimizer.global_clipnorm
         if clips and self._client.options.mode == "async":  # each gradient is applied by itself
             own = getattr(self.optimizer, keras_private.CLIP_GRADIENTS)(own)
