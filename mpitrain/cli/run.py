@@ -183,6 +183,7 @@ def _attempt(
             command.environ(dialect.path_beside(job.mpirun, launcher.without_rank(os.environ))),
             secret,
             job.launcher,
+            job.request.ranks,
             job.is_ours,
             arguments.start_timeout,
             arguments.kill_after,

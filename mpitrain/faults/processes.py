@@ -66,7 +66,7 @@ class Process:
             # The kernel writes it before it closes the files of the process, so it is there when a connection closes.
             status = int(fields[EXIT_CODE_FIELD])
             return status if status or fields[STATE_FIELD] in "ZX" else None
-        return None if descriptor is None else _exit_status_of(descriptor)
+        return None if descriptor is None else exit_status_of(descriptor)
 
     def kill(self) -> None:
         """Local: end the process, if it is there."""
@@ -160,9 +160,9 @@ def bytes_text(nbytes: float | None) -> str:
     return f"{nbytes:.2f} GiB"
 
 
-def _exit_status_of(descriptor: int) -> int | None:
-    """As linux/pidfd.h has it."""
-    info = struct.pack(PIDFD_INFO, PIDFD_INFO_EXIT, *[0] * 13)
+def exit_status_of(descriptor: int) -> int | None:
+    """Local: how the process of a `pidfd` ended, as of `os.waitpid`; None while it lives, and before Linux 6.15."""
+    info = struct.pack(PIDFD_INFO, PIDFD_INFO_EXIT, *[0] * 13)  # linux/pidfd.h
     request = (3 << 30) | (len(info) << 16) | (0xFF << 8) | 11  # PIDFD_GET_INFO
     try:
         mask, *_, status = struct.unpack(PIDFD_INFO, fcntl.ioctl(descriptor, request, info))

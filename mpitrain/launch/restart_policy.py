@@ -84,7 +84,7 @@ class Failure:
             return cls(step, fault.place, fault.reason, (), fault.kind == "death")
         if outcome.timed_out:
             return cls(step, "", "the ranks did not meet")
-        place = "" if outcome.first is None else f"rank {outcome.first}, which ended first"
+        place = "" if outcome.first is None else f"rank {outcome.first.rank}, which was gone first"
         reason = f"the launcher ended with exit code {code}"
         return cls(step, place, reason, (), outcome.first is not None, is_rough=heard > before)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from mpitrain.errors import LauncherError
-from mpitrain.launch.first_end import FirstEnd
+from mpitrain.launch.first_end import End, FirstEnd
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.ssh_program import NO_CONNECTION, SshProgram
 from mpitrain.runtime import process_tree
@@ -43,6 +43,7 @@ class Plan:
     environ: Mapping[str, str]  # its variables
     secret: str  # what marks of its ranks begin with
     launcher: str  # `Open MPI`, `Hydra` or `srun`; they differ in what they do on signals
+    ranks: int  # of the job
     is_ours: bool  # the ranks are of mpitrain, and tell when they have met
     start_timeout_seconds: float  # in which all ranks must have met
     grace_seconds: float  # between a signal that ends the job and SIGKILL
@@ -65,8 +66,8 @@ class Outcome:
     signals: list[int] = field(default_factory=list)  # those that were handed on
     timed_out: bool = False  # the ranks did not meet in time
     seconds: float = 0.0  # it ran
-    # the rank of this host that ended first, where Hydra has ended the others before they told why
-    first: int | None = None
+    silent: bool = False  # Hydra has ended ranks that had begun, and none has told why
+    first: End | None = None  # then, where it is known
 
     @property
     def finished(self) -> bool:
@@ -252,7 +253,9 @@ class Supervisor:
         # Other launchers leave ranks the time to tell; and there, the first may be one that the others went on without.
         kills_at_once = self._plan.launcher == HYDRA
         if kills_at_once and listener.fault is None and not (signals or self._outcome.timed_out):
-            self._outcome.first = self._ends.rank(without=listener.ranks("finished"))
+            finished = listener.ranks("finished")
+            self._outcome.silent = not finished.keys() >= listener.ranks("begun").keys()
+            self._outcome.first = self._ends.of(self._plan.ranks, without=finished)
         self._ends.close()
 
     def _forward(self, process: subprocess.Popen[bytes], signum: int, now: float) -> None:

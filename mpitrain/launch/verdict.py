@@ -38,8 +38,8 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
     several = len(hosts) > 1 or (outcome.met and request.ranks > 1)
     if outcome.code == 0 and not outcome.finished and (said or (outcome.listener.marks and several)):
         why = "A host or a connection may have been lost" if len(hosts) > 1 else "A rank may have ended without a word"
-        if outcome.first is not None:
-            why = f"Rank {outcome.first} on {os.uname().nodename} ended first"
+        if outcome.first is not None and outcome.first.how:
+            why = f"Rank {outcome.first.rank} on {os.uname().nodename} {outcome.first.how}"
         said.append(
             "the job has failed, although its launcher ended with exit code 0: rank 0 did not come to its end. "
             f"{why}; what was printed last, and the hosts' logs, may tell"
@@ -49,12 +49,20 @@ def judge(outcome: Outcome, request: Request, start_timeout_seconds: float) -> t
         said.append(f"the job is done; its launcher ended with exit code {outcome.code} because of what came after")
         return 0, said
     is_told = said or outcome.finished or b"\nmpitrain: rank" in b"\n" + outcome.tail
-    if outcome.code != 0 and outcome.first is not None and not is_told:
-        said.append(
-            f"rank {outcome.first} on {os.uname().nodename} ended first, and the launcher, whose exit code is "
-            f"{outcome.code}, then ended the others before they could tell why"
-        )
+    if outcome.code != 0 and outcome.silent and not is_told:
+        said.append(_silent(outcome))
     return _of_the_first(outcome), said
+
+
+def _silent(outcome: Outcome) -> str:
+    first, then = outcome.first, "then ended the others before they could tell why"
+    if first is not None and first.how:
+        place = f"rank {first.rank} on {os.uname().nodename}"
+        return f"{place} {first.how}, and the launcher, whose exit code is {outcome.code}, {then}"
+    text = f"a rank ended without a word; the launcher, whose exit code is {outcome.code}, {then}"
+    if first is None:
+        return text
+    return f"{text}. Rank {first.rank} on {os.uname().nodename} was gone first, but need not be the one"
 
 
 def _of_the_first(outcome: Outcome) -> int:

@@ -105,9 +105,13 @@ def test_workers_end_with_their_rank(mpirun: Mpirun, way: str) -> None:
 
 
 def test_a_rank_that_leaves_without_a_word_is_no_success(mpirun: Mpirun) -> None:
-    """MPICH's mpirun gives 0."""
+    """MPICH's mpirun gives 0. No other rank is named; where the kernel keeps no exit codes, none may be."""
     command = [sys.executable, "-m", "mpitrain", "run", "-np", "3", "--oversubscribe", "--allow-run-as-root"]
     job = mpirun.execute([*command, sys.executable, PROGRAM, "C", "1", "init"], {"PYTHONPATH": str(REPOSITORY)})
     finished = job.finish(120)
     assert finished.returncode != 0, finished.output
-    assert re.search(r"mpitrain: .*rank 1 on \S+ (ended first|ended with exit code 0)", finished.stderr, re.IGNORECASE)
+    named = re.findall(r"rank (\d) on \S+ ended with exit code 0", finished.stderr, re.IGNORECASE)
+    unknown = re.findall(
+        r"^mpitrain: .*a rank (?:may have )?ended without a word", finished.stderr, re.MULTILINE | re.IGNORECASE
+    )
+    assert set(named) == {"1"} or (not named and len(unknown) == 1), finished.output

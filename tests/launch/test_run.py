@@ -122,14 +122,14 @@ def test_a_rank_that_does_not_come_is_named(mpirun: Mpirun) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_is_killed_is_named(mpirun: Mpirun, rank: int) -> None:
+def test_a_rank_that_is_killed_is_named_or_it_is_said_that_it_is_not_known(mpirun: Mpirun, rank: int) -> None:
     command = [*RUN, "-np", "3", sys.executable, EXCHANGING, "SIGKILL", str(rank), "20"]
     finished = mpirun.execute(command, {"PYTHONPATH": str(REPOSITORY)}).finish(WITHIN_SECONDS)
     assert finished.returncode not in (0, 124), finished.output
-    named = re.findall(
-        r"^mpitrain: ranks? (\d) on \S+ (was killed by SIGKILL|ended first)", finished.stderr, re.MULTILINE
-    )
-    assert [who for who, _ in named] == [str(rank)], finished.output
+    named = re.findall(r"^mpitrain: ranks? (\d) on \S+ was killed by SIGKILL", finished.stderr, re.MULTILINE)
+    # MPICH kills the others, as the rank was: where none has told before, it may have been any of them.
+    unknown = re.findall(r"^mpitrain: a rank ended without a word; the launcher, .*$", finished.stderr, re.MULTILINE)
+    assert (named, len(unknown)) in (([str(rank)], 0), ([], not mpirun.is_open_mpi)), finished.output
 
 
 def test_a_job_that_fails_twice_in_the_same_step_is_given_up(mpirun: Mpirun, tmp_path: Path) -> None:

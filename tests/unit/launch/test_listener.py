@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.faults.summary import FaultSummary
+from mpitrain.launch.first_end import End
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import Outcome
@@ -122,6 +123,11 @@ def test_nobody_waits_for_a_launcher_that_does_not_read(monkeypatch: pytest.Monk
 
 
 REQUEST = Request(("true",), 3)
+HERE = os.uname().nodename
+EXITED_ITSELF = End(2, "ended with exit code 0")
+SILENT = (
+    "a rank ended without a word; the launcher, whose exit code is 9, then ended the others before they could tell why"
+)
 BEGUN = [Mark("begun", rank, f"node{rank}") for rank in range(3)]
 MET = [*BEGUN, Mark("met", 0, "node0")]
 DONE = [*MET, Mark("finished", 0, "node0")]
@@ -165,9 +171,24 @@ def outcome(code: int, marks: list[Mark], **more: object) -> Outcome:
         ),
         (outcome(15, MET, ssh_codes={"node2": 255}, lost={"node2"}), 15, "connection to node2 was lost"),
         (outcome(255, MET, ssh_codes={"node2": 255}), 255, ""),  # the launcher has ended its ssh
-        (outcome(9, MET, first=2), 9, "rank 2 on "),
-        (outcome(9, MET, first=2, tail=b"mpitrain: rank 2 on a was killed by SIGKILL\n"), 9, ""),
-        (outcome(0, DONE, first=2), 0, ""),
+        (outcome(9, MET, silent=True, first=EXITED_ITSELF), 9, f"rank 2 on {HERE} ended with exit code 0, and the l"),
+        (
+            outcome(9, MET, silent=True, first=End(2, "")),
+            9,
+            f"{SILENT}. Rank 2 on {HERE} was gone first, but need not be the one",
+        ),
+        (
+            outcome(9, MET, silent=True),
+            9,
+            SILENT,
+        ),
+        (
+            outcome(0, MET[-2:], silent=True, first=EXITED_ITSELF),
+            1,
+            f"Rank 2 on {HERE} ended with exit code 0",
+        ),
+        (outcome(9, MET, silent=True, first=End(2, ""), tail=b"mpitrain: rank 2 on a was killed by SIGKILL\n"), 9, ""),
+        (outcome(0, DONE, silent=True, first=End(2, "")), 0, ""),
         (outcome(255, [], ssh_codes={"node2": 255}), 255, "node2 cannot be reached by ssh"),
         (outcome(0, [], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),
         (outcome(0, BEGUN[:2], ssh_codes={"node2": 255}), 1, "node2 cannot be reached by ssh"),

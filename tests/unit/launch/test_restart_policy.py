@@ -12,6 +12,7 @@ import pytest
 
 from mpitrain.errors import UsageError
 from mpitrain.faults.summary import FaultSummary
+from mpitrain.launch.first_end import End
 from mpitrain.launch.listener import Listener
 from mpitrain.launch.request import Request
 from mpitrain.launch.restart import run_with_restarts
@@ -81,8 +82,8 @@ def test_what_is_asked_for(given: tuple[str | None, int | None, int | None], exp
         (outcome(9, ("saved", 2)), Failure(2, "", "the launcher ended with exit code 9", is_rough=True)),
         (outcome(9), Failure(0, "", "the launcher ended with exit code 9")),
         (
-            outcome(9, first=2),
-            Failure(0, "rank 2, which ended first", "the launcher ended with exit code 9", is_death=True),
+            outcome(9, silent=True, first=End(2, "")),
+            Failure(0, "rank 2, which was gone first", "the launcher ended with exit code 9", is_death=True),
         ),
         (outcome(9, ("resumed", 7)), Failure(7, "", "the launcher ended with exit code 9")),
         (outcome(143, timed_out=True), Failure(0, "", "the ranks did not meet")),

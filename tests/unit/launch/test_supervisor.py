@@ -39,7 +39,7 @@ print(json.dumps({
 
 
 def start(script: str, **options: Any) -> subprocess.Popen[str]:
-    settings = {"launcher": "Hydra", "is_ours": False, "start_timeout_seconds": 60, "grace_seconds": 60}
+    settings = {"launcher": "Hydra", "ranks": 1, "is_ours": False, "start_timeout_seconds": 60, "grace_seconds": 60}
     arguments = json.dumps({**settings, "script": script, **options})
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, arguments],
