@@ -137,6 +137,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Collective: restore, and begin to listen to signals."""
         self._refuse_unfit()
         steps = self._world.communicator.all_gather_obj(self.params.get("steps"))
+        # With several steps a call Keras calls back once for all: at different ones where ranks have different numbers.
         alike = steps[0] is not None and steps.count(steps[0]) == len(steps)
         self._requests.begin(self.model.steps_per_execution == 1 or alike)
         self._learning_rate = learning_rate_of(self.model.optimizer)
@@ -187,6 +188,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise AgreedError(
                 f"--checkpoint-best {self._options.best}: there is no such number, only {found}: name one"
             )
+        # The logs are those of all ranks, so every rank comes to the same.
         better = quality is not None and (self._best is None or quality.cost < self._best.cost)
         last = epoch + 1 == self.params.get("epochs") or self.model.stop_training
         if self._world.is_root:
@@ -255,6 +257,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._writer.wait()
         if self._saved != self._now:
             self._save(quality)
+        # All leave with the same exit code, which says whether there is a checkpoint.
         saved = self._world.communicator.broadcast_obj(self._world.is_root and self._writer.wait())
         if self._world.is_root:
             what = f"a checkpoint is in {self._store.directory}" if saved else "NO CHECKPOINT COULD BE WRITTEN"

@@ -89,6 +89,7 @@ def write(path: Path, snapshot: Snapshot, write_model: ModelWriter | None = None
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    # The new name is on the disk only with the directory that it stands in.
     synchronize_directory(path.parent)
 
 

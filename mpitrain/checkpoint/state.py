@@ -83,6 +83,7 @@ def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = Non
     own = {item.key: item.variable for item in items if item.rule is not None}
     own |= {f"metric/{index}": variable for index, variable in enumerate(metrics_of(model))}
     values = {key: _copy(variable) for key, variable in own.items()} | _random_states()
+    # Compared before anything is gathered: arrays of other shapes would shift all that stand behind them.
     description = "\n".join(f"{key} {value.dtype.name}{list(value.shape)}" for key, value in values.items())
     world.agreement.call(f"checkpoint of {len(values)} values of each rank\n{description}")
     others = _gather_different(values, world) if world.size > 1 else {}

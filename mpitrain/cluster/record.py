@@ -134,6 +134,8 @@ class Record:
             UsageError: none of that name runs.
         """
         self.read()
+        # In one step, by which the cluster knows at its next beat that it is to stop, and clients do not find it any
+        # more.
         self.path.replace(self.stopping)
         root = self._root()
         deadline = time.monotonic() + timeout_seconds

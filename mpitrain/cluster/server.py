@@ -220,6 +220,7 @@ def start_server(
         return _listen(place, settings)
 
     server = run_on_all(world.communicator, world.hosts, listen)
+    # Not before all listen: if one cannot, none has answered anybody.
     server.start()
     world.communicator.barrier()
     return Server(place.cluster, place.access, server)
@@ -249,6 +250,7 @@ def _restrict(port: int, networks: Sequence[Network]) -> None:
         reason = "its sockets were not found"
     except OSError as error:
         sockets, reason = 0, str(error)
+    # The filter is for what comes from now on; who was connected before stays so.
     strangers = network.strangers(port, networks)
     if sockets == 0 or strangers:
         reason = f"{strangers[0]} was faster" if strangers else reason

@@ -148,6 +148,7 @@ class Signals:
         """Local: signals do what they did before, but for those that end this rank while it leaves."""
         self._signals.remove()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            # The end that is under way is not to be cut short by a second signal.
             signal.signal(number, signal.SIG_IGN)
 
     def _late(self, number: int) -> None:

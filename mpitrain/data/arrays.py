@@ -71,6 +71,7 @@ def as_inputs(values: Array, name: str) -> Array:
 
 def first_not_finite(values: Array) -> int | None:
     """Local: the first row of float32 values with NaN or an infinity; None for none."""
+    # In blocks: of all at once the answer would take a quarter of the memory of the values again.
     for first in range(0, len(values), 1024):
         finite = np.isfinite(values[first : first + 1024].reshape(len(values[first : first + 1024]), -1)).all(axis=1)
         if not finite.all():

@@ -65,6 +65,7 @@ def header(data: BinaryIO, name: str) -> Header:
     try:
         if start.startswith(PNG):
             width, height, depth, kind = struct.unpack(">IIBB", start[16:26])
+            # Bit 1 of the colour type says colour, of a palette, too; 1, 2 and 4 bits are decoded to 8.
             found = Header(height, width, 3 if kind & 2 else 1, max(depth, 8))
         elif start.startswith(JPEG):
             found = _jpeg(data)
@@ -92,6 +93,7 @@ def _jpeg(data: BinaryIO) -> Header:
             raise ValueError("no segment")
         if kind == 0xFF:  # a byte that fills up
             position += 1
+        # Frames of all kinds; the three are tables of Huffman's code, reserved, and of arithmetic coding.
         elif 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
             _, height, width, components = struct.unpack(">BHHB", data.read(6))
             return Header(height, width, 1 if components == 1 else 3)
@@ -127,6 +129,7 @@ def form(headers: Sequence[Header], image_size: tuple[int, int] | None) -> Form:
 def decode(data: tf.Tensor, form: Form) -> tf.Tensor:
     """An encoded picture as float32, with the values it holds, brought to the form's shape."""
     dtype = tf.uint16 if form.bits == 16 else tf.uint8
+    # Without `expand_animations=False` every gif would have one axis more, that of its pictures.
     image = tf.cast(tf.io.decode_image(data, channels=form.shape[2], dtype=dtype, expand_animations=False), tf.float32)
     same = tf.reduce_all(tf.shape(image)[:2] == form.shape[:2])
     image = tf.cond(same, lambda: image, lambda: tf.image.resize(image, form.shape[:2], antialias=ANTIALIAS))

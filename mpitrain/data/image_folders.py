@@ -225,6 +225,7 @@ class _Pictures:
 
         return Samples(
             len(self.files),
+            # Else samples would come in the order in which they are read, another one at each run.
             lambda positions: positions.map(fetch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True),
             lambda positions: self.damaged(positions, common),
         )

@@ -52,6 +52,7 @@ def hold_out(count: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
     held = round(count * fraction)
     if count and held == count:
         raise DataError(f"a validation split of {fraction} leaves none of {count} samples to train on: make it smaller")
+    # The second number keeps apart what is drawn from one seed: 1 what is held out, 2 orders, 3 seeds of streams.
     order = np.random.default_rng([seed, 1]).permutation(count)
     return np.sort(order[held:]).astype(np.int64), np.sort(order[:held]).astype(np.int64)
 
@@ -128,6 +129,7 @@ class EpochSeeds:
     def __call__(self) -> Iterator[Indices]:
         """Yield the next epoch's pair of seeds."""
         epoch, self.epoch = self.epoch, self.epoch + 1
+        # From 1 on: two zeros would have TensorFlow take a seed from the system.
         yield np.random.default_rng([self.seed, 3, epoch]).integers(1, 2**31, size=2, dtype=np.int64)
 
 

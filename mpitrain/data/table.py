@@ -133,6 +133,7 @@ def _table(rows: Any, path: Path, reading: str) -> Table:
     first: list[str] = next((row for row in rows if row), [])
     _check_header(header, first, path)
     label = _label_column(header, path)
+    # No lists of numbers: 8 bytes a cell in place of 32.
     cells, lines, labels = array("d"), array("q"), []
     for row in _with(first, rows):
         if len(row) != len(header):

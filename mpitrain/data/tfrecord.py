@@ -87,6 +87,7 @@ def _scan(index: RecordIndex, features: FeatureSpec) -> tuple[Array, list[Header
 
     labels: list[Array] = []
     headers: list[Header] = []
+    # In order: a record that is wrong is named by its number.
     records = tf.data.TFRecordDataset([str(file) for file in index.files]).map(
         parse, num_parallel_calls=2, deterministic=True
     )
@@ -137,6 +138,7 @@ def _samples(index: RecordIndex, features: FeatureSpec, labels: Array) -> Sample
         return features.sample(record), label
 
     def read(positions: tf.data.Dataset) -> tf.data.Dataset:
+        # A call of Python for each block of records, and each file is opened once for it.
         records = positions.batch(BLOCK).map(fetch).unbatch()
         return records.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 

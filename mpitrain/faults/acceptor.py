@@ -84,6 +84,8 @@ class Acceptor:
         try:
             connection, _ = listener.accept()
         except OSError as error:
+            # The caller stays in the kernel's queue, so that the selector would find the listener readable at once, for
+            # ever.
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._pause()
             return

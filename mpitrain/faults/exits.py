@@ -75,6 +75,8 @@ class Exits(SignalOwner):
             end_now(status)
         self._status.at_once(status)
         if threading.current_thread() is threading.main_thread() and self._activity.inside is None:
+            # The end of a program that leaves so: it waits for the others, as at any other end. Within a collective it
+            # could not.
             self.finish()
         elif self._once.acquire(blocking=False):
             text = f"{self._status.text} in the middle of a collective, or on another thread"
@@ -88,6 +90,7 @@ class Exits(SignalOwner):
         """Local: tell an uncaught exception once, then end all ranks."""
         if not self._once.acquire(blocking=False):
             return
+        # `end_now` leaves without the rest of Python's end, and what was printed would be lost.
         sys.stdout.flush()
         fault = self._fault(kind, error, trace)
         if self._watchdog is None or not self._watchdog.report(fault):
@@ -130,6 +133,7 @@ class Exits(SignalOwner):
             self.take(signal.SIGTERM, self._terminated)
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
             self.take(signal.SIGINT, self._interrupt)
+        # Python writes the number there when the signal comes, in C, whatever the main thread does.
         before = signal.set_wakeup_fd(watchdog.waker.writing.fileno(), warn_on_full_buffer=False)
         if before != -1:
             signal.set_wakeup_fd(before)

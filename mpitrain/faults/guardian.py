@@ -25,6 +25,7 @@ NEEDED = ("PATH", "LD_LIBRARY_PATH")
 def start(pids: Iterable[int]) -> None:
     """Local: begin to watch processes of this host, those that lead a group."""
     leaders = [str(pid) for pid in pids if _group_of(pid) == pid]
+    # Not by their numbers alone: one could by then be that of another process.
     if not leaders or not hasattr(os, "pidfd_open"):
         return
     # By a shell, which ends at once: a program that waits for all of its children must not find this one.

@@ -85,6 +85,7 @@ class Hub:
         self.members[rank] = Member(link, now)
         self.members.broken.pop(rank, None)
         self.members.gone.pop(rank, None)
+        # It has come too late to have heard how the job ends.
         if self._ending is not None:
             link.send(self._ending)
         for other, why in dict(hello.get("left") or {}).items():
@@ -110,6 +111,7 @@ class Hub:
         elif kind == "ending":
             member.exit_code, member.how, member.ended = int(message["code"]), str(message["how"]), now
         elif kind == "missed":
+            # Nobody waits for the others to come to their end: they need this rank.
             member.ended = float("-inf")
         elif kind == "data":
             self._hear_data(rank, message)

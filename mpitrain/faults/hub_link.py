@@ -58,6 +58,8 @@ class HubLink:
                 self._dial(self._roster.candidates(lost))
         elif now - self._acknowledged > self._silence_seconds:
             self._left[self._rank] = "silent"
+            # The hub may only have been stopped: without this word it would take the end of the connection for a death,
+            # and end the job.
             self.say(wire.MOVED)
             self._drop()
         elif now - self._dialed > self._silence_seconds:  # for a rank before it that answers now

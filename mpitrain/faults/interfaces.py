@@ -67,6 +67,7 @@ def _interfaces() -> Iterator[tuple[str, str]]:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                # `struct ifreq`: 16 bytes of name, then a `sockaddr_in`, whose address follows family and port.
                 address = socket.inet_ntoa(answer[20:24])
                 if not address.startswith("127."):
                     yield name, address

@@ -187,6 +187,7 @@ def _records(descriptor: int) -> Iterator[bytes]:
 
 def _stat(pid: int) -> list[str] | None:
     try:
+        # The second field is the name of the program in brackets, which may hold blanks and brackets itself.
         head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
         return None

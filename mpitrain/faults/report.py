@@ -123,6 +123,7 @@ def record(fault: Fault, path: str | None, activity: Activity) -> None:
 def write(path: str, fault: Fault) -> None:
     """Local: add the fault to a file that only its owner can read; a file that cannot be written is no second fault."""
     try:
+        # Appended: several ranks, and several jobs, may add to it.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "a") as file:
             file.write(as_json(fault) + "\n")

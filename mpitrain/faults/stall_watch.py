@@ -122,6 +122,7 @@ class StallWatch:
         said: dict[str, Any] = member.state if fresh else member.said
         return dataclasses.replace(
             base,
+            # One that did not answer this question is heard only while its process runs: T is stopped, Z has ended.
             heard=self._members.hears(rank, now) and (fresh or not process_state or process_state not in "TZ"),
             silence=f"has not answered for {now - member.heard:.0f} s",
             position=int(said.get("position", 0)),

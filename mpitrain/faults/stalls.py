@@ -66,6 +66,7 @@ def judge(states: Sequence[RankState], patience_seconds: float) -> Verdict:
     waiting = tuple(s for s in waiting if s not in late)
     if not late:
         return Verdict("network", waiting, (), seconds)
+    # Who has come to the end of its program waits as long as the others work.
     at_end = all(s.phase == "end" for s in waiting)
     patient = all(s.heard and s.inside is None and (at_end or s.phase in PATIENT_PHASES) for s in late)
     return Verdict("patient" if patient else "stall", waiting, late, seconds)

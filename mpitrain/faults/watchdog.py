@@ -57,6 +57,7 @@ class Watchdog:
     ) -> None:
         self.roster, self.activity = roster, activity
         limits = [s for s in (options.stall_warning, options.stall_abort) if s > 0]
+        # Well within the limits: who is silent is known before a stall is told of.
         silence_seconds = max(2.0, min(SILENCE_SECONDS, min(limits, default=SILENCE_SECONDS) / 3))
         self._beat_seconds = max(BEAT_SECONDS, len(roster.seats) / RANKS_PER_BEAT)
         self._neighbours = Neighbours(roster)
@@ -218,8 +219,10 @@ class Watchdog:
     def _hear_messages(self, rank: int, link: Link, messages: Sequence[Message]) -> None:
         for message in messages:
             member = self._hub.members.get(rank)
+            # A message before may have been its last, or another connection of it has taken the place of this.
             if member is None or member.link is not link:
                 break
+            # What makes no sense is passed over: it must not end the thread that watches.
             with contextlib.suppress(ConnectionError, KeyError, ValueError, TypeError):
                 self._hub.hear(rank, message, self._now)
 

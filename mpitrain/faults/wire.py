@@ -26,6 +26,7 @@ class Link:
     def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
+            # Short messages, each of which is waited for: none is held back to be sent with the next.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
         self._received = bytearray(received)
@@ -81,6 +82,7 @@ class Link:
                 break
         *lines, rest = bytes(self._received).split(b"\n")
         self._received = bytearray(rest)
+        # The end is told at the next call, after what came before it.
         if ended and not lines:
             raise ConnectionError("closed")
         return [decoded(line) for line in lines]

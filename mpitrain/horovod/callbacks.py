@@ -66,6 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if optimizer is not None and optimizer.built:
             found += optimizer.variables
             own += keras_private.slots_of(optimizer, lambda v: v in self._local)
+        # By `is`, for `==` of variables compares their values.
         broadcast_variables([v for v in found if not any(v is one for one in own) and has_value(v)], self._root)
 
 

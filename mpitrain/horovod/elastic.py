@@ -307,6 +307,7 @@ def _go_on_without() -> None:
     while not updates:
         left = shrink.shrink(world())
         with contextlib.suppress(RankLostError):  # another one
+            # One of them may have made an update more before it noticed the loss.
             updates = world().communicator.all_gather_obj(world().activity.updates)
     strategy_of(world()).count_from(max(updates))
     if world().is_root:

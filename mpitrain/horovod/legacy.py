@@ -78,6 +78,7 @@ class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
 
         def reduce() -> list[Any]:
             totals = [total.read_value() for total in sums]
+            # A session runs what is ready: without this the sums might be cleared before they are read.
             with tf.control_dependencies(totals):
                 cleared = [total.assign(tf.zeros_like(total)) for total in sums]
             with tf.control_dependencies(cleared):

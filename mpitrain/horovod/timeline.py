@@ -75,6 +75,7 @@ class Timeline:
             return
         self._file.write(("\n" if self._first else ",\n") + json.dumps({"pid": self._rank, "tid": 0, **event}))
         self._first = False
+        # The format lets an array be without its end: what a rank that is killed has written can be looked at.
         self._file.flush()
 
     def _microseconds(self, moment: float) -> int:

@@ -80,4 +80,5 @@ def join() -> Any:
 def _join() -> int:
     made = strategy_of(world()).join(collectives=True)
     everyone = objects.all_gather_obj(made, world=world())
+    # Who took part in the fewest updates of others has joined last.
     return max(range(len(everyone)), key=lambda rank: (-everyone[rank], rank))

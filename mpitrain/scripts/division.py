@@ -40,6 +40,7 @@ class DataDivision:
         """
         if arguments.get("validation_split") and arguments.get("validation_data") is None:
             data = tuple(arguments.get(name) for name in OF_SAMPLES)
+            # Of the whole, as in one process: each rank's part would hold out other samples.
             kept, held = keras_private.hold_out(data, validation_split=arguments.pop("validation_split"))
             arguments |= dict(zip(OF_SAMPLES, kept, strict=True)) | {"validation_data": held}
         batch_size = arguments.get("batch_size")

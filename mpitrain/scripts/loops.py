@@ -84,6 +84,7 @@ class DividedLoops:
             # object.__setattr__: Keras tracks what is assigned to a metric; this is none of its state.
             object.__setattr__(metric, "result", loops._result_of(metric, metric.result))
 
+        # On the class, since a script makes data sets by any of its methods.
         tf.data.Dataset.__iter__ = divided
         keras.Metric.__init__ = initialized
 
@@ -147,6 +148,7 @@ class DividedBatches:
         try:
             batch = next(self._batches)
         except StopIteration:
+            # After the loop all ranks weigh the same again.
             self._rows.assign(1.0)
             raise
         self._rows.assign(float(int(count_rows(batch)) or 1) if self._counts else 0.0)

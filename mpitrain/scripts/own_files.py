@@ -40,6 +40,7 @@ def share_directories() -> Callable[[str], None]:
         except FileExistsError:
             if dir_fd is not None or place in taken or not _new_directory(place, began):
                 raise
+        # From now on it is there for this rank, too: a second `mkdir` fails as in one process.
         taken.update((place, *place.parents))
 
     def forget(path: str) -> None:

@@ -132,6 +132,7 @@ def average_statistics(variables: Sequence[Any], *, world: World) -> None:
     variables = list(variables)
     with world.agreement.turn:
         found = differing(variables, world=world)
+        # Added up in double precision, and rounded once.
         values = [np.array(variables[position].numpy(), np.float64, order="C", ndmin=1) for position, _ in found]
         for value in values:
             world.communicator.all_reduce(value)

@@ -211,6 +211,7 @@ class ShrinkableRun:
         world, every, activity = self._world, self.every, self._world.activity
         communicator = world.communicator
         places = communicator.all_gather_obj((stage, every.ended if every else 0, activity.updates))
+        # By stage first, then by epochs that have ended, then by updates.
         furthest = max(places)
         # Of a worker that has made no update the servers may know nothing; all-reduce makes each on all ranks.
         made = min(updates for _, _, updates in places) if self._remaining is not None else furthest[2]

@@ -193,6 +193,7 @@ class Trainer:
         strategy = strategy_of(world)
         display = self._display(source) if world.is_root else None
         report = Report(strategy, display, self._batch_size, _cardinality(source.train), source.train_count)
+        # The first makes the numbers those of all ranks, which the others then see.
         callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=run.count)]
         callbacks += [] if checkpoint is None else [checkpoint]
         steps = -(-_cardinality(source.train) // self._batch_size)

@@ -44,5 +44,6 @@ def moments(
     divisor = total_count + epsilon
     mean = tf.math.divide_no_nan(total, divisor)
     distance = total_squares - 2.0 * mean * total + total_count * tf.square(mean)
+    # Rounding may bring a variance of nothing below 0, of which the root is NaN.
     variance = tf.maximum(tf.math.divide_no_nan(distance, divisor), 0.0)
     return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)

@@ -98,6 +98,7 @@ class DataParallel(keras.callbacks.Callback):
 
     def set_model(self, model: Any) -> None:
         """Local: hook the optimizer and the model's steps, before Keras traces them."""
+        # Keras calls this before it makes the training function, which would have the plain step and optimizer in it.
         super().set_model(model)
         if self._world.exchanges:
             if getattr(model, "optimizer", None) is not None:
@@ -113,6 +114,7 @@ class DataParallel(keras.callbacks.Callback):
             in_step = self._strategy.in_step and self.model.steps_per_execution == 1
             self._unverified = self._verify_every > 0 and in_step
             self._hook.active += 1
+            # Before variables become rank 0's: rows of an embedding would then belong to other words.
             verify_vocabularies(self.model, self._world)
             synchronize_start(self.model, self._world)
             optimizer_hook = hook_of(self.model.optimizer)
@@ -126,6 +128,7 @@ class DataParallel(keras.callbacks.Callback):
             if not int(dataset.cardinality()):
                 counters = [(counter, counter.numpy()) for counter in step_counters(self.model.optimizer)]
                 with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                    # Traces the update, and ends where the first batch is asked for.
                     self.model.train_function(iter(dataset))
                 for counter, number in counters:  # see _agree_on_epoch_end
                     counter.assign(number)
@@ -173,6 +176,7 @@ class DataParallel(keras.callbacks.Callback):
         """Collective: numbers in `logs` become those of all ranks; replicas are checked."""
         if self._hook is None:
             return
+        # Ranks with fewer batches take part in the others' updates first: what follows is the same everywhere.
         self._strategy.join()
         if logs is not None:
             logs.update(epoch_logs(logs, self._hook.latest.samples, self._world))
@@ -206,6 +210,7 @@ class DataParallel(keras.callbacks.Callback):
             counters = step_counters(optimizer)
         self._world.agreement.call("end of an epoch")
         numbers = np.array([self.model.stop_training, *[c.numpy() for c in counters]], np.int64)
+        # The greatest: of a flag whether any rank stops, of counters those that have seen all steps.
         self._world.communicator.all_reduce(numbers, "max")
         self.model.stop_training = bool(numbers[0])
         for counter, number in zip(counters, numbers[1:], strict=True):

@@ -59,6 +59,8 @@ def _function(name: str, operations: Sequence[tf.Operation], reads: Mapping[str,
     for operation in operations:
         node = definition.node.add()
         node.CopyFrom(operation.node_def)
+        # Control dependencies are on operations that are not taken along; nor are those that `_class` says it stands
+        # beside.
         inputs = [one for one in node.input if not one.startswith("^")]
         del node.input[:]
         node.input.extend(inputs)

@@ -80,6 +80,7 @@ class DistributedGradientTape:
     def _synchronize(self, variables: Sequence[Any]) -> bool:
         """Collective: rank 0's values for variables that no tape has seen before; True if any differed."""
         shared = [variable for variable in variables if self._exchange.is_shared(variable)]
+        # At once, also while a graph is traced: in the graph it would be done at each of its runs.
         with tf.init_scope():
             return strategy_of(self._exchange.world).synchronize_once(shared)
 

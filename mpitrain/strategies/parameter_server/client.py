@@ -138,6 +138,7 @@ class Client:
         """
         start = time.perf_counter()
         activity = self.activity
+        # Only where workers wait for each other: elsewhere one that has made fewer steps is not late.
         if bucket == 0 and (self.in_step or self.options.max_staleness is not None):
             activity.position += 1
         activity.inside = session.layout.plan, bucket
@@ -161,6 +162,7 @@ class Client:
                     self._agreement.request,
                     tuple(self._agreement.report),
                 )
+                # Expected before the gradient leaves: the answer goes straight to its place, without a copy.
                 if not self._comes_after_rows(session, number):
                     session.coming[number] = self._expect(session, number)
                 sends += self.channel.start(part.server, head.pack(), *content)

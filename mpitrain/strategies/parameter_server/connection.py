@@ -43,6 +43,7 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
     Raises:
         AgreedError: on all ranks: the options do not go with each other, or with so many ranks.
     """
+    # Before roles follow from them: ranks with other options would be servers of workers that expect none.
     check_equal(world.communicator, world.hosts, {"the parameter servers": options})
     chosen = chosen or run_on_all(world.communicator, world.hosts, lambda: _chosen(options, world))
     survives = world.faults.on_failure == SHRINK

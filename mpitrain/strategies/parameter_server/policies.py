@@ -112,6 +112,7 @@ class SyncPolicy:
             self._drop(push)
         needed = max(1, len(self.active) - self._backup_workers)
         if len(self._complete) >= needed:
+            # Added up in the order of the workers, not in that in which they came: the sum's bits depend on it.
             chosen = sorted(self._complete[:needed], key=lambda push: push.worker)
             self.step = chosen
             self._complete = self._complete[needed:]

@@ -62,5 +62,6 @@ def done(channel: Channel) -> dict[int, int]:
     for server in range(len(channel.roles.servers)):
         channel.say(server, Message(Kind.COUNTS))
         for number, count in channel.hear_text(server)["done"].items():
+            # Of a lost worker some servers may have got the last gradient and others not.
             found[int(number)] = max(count, found.get(int(number), 0))
     return found

@@ -189,8 +189,10 @@ class _ByRows:
     def update(self, values: Buffer, indices: Buffer) -> None:
         """Local: as `HostedPart.update_rows`."""
         if not len(indices):
+            # A step all the same: learning rates and corrections go by their number.
             keras_private.step_counter(self._whole.optimizer).assign_add(1)
             return
+        # Filled up to a power of two, so that few graphs serve all numbers of rows.
         size = 1 << max(3, int(len(indices) - 1).bit_length())
         if size not in self._tables:
             shard = ServerShard(self._spec, size, self._setup, self._position)

@@ -74,6 +74,7 @@ def _cut(spec: TensorSpec, max_bytes: int | None) -> list[tuple[int, int]]:
 def _balanced(sizes: Sequence[int], servers: int) -> list[int]:
     load, hosts = [0] * servers, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        # Of equals the first: every rank makes this map for itself, and they must be the same.
         server = min(range(servers), key=lambda one: (load[one], one))
         hosts[index] = server
         load[server] += sizes[index]

@@ -102,6 +102,7 @@ class ParameterServers(Strategy):
         self._among.on_shrink()
         self._agreed = None
         job = self.world.shrink_group.job
+        # Numbers of the job, and not of the workers: servers are among those that are left, too.
         self.client.on_shrink(job.numbers, job.hosts)
 
     def catch_up(self) -> None:
@@ -128,6 +129,7 @@ class ParameterServers(Strategy):
         waited = self.client.waiting_seconds - statistics.waiting
         statistics.waiting += waited
         self.world.agreement.waiting_seconds += waited
+        # Each server counts for itself, and one may be an update ahead.
         statistics.samples_global = max(statistics.samples_global, answer.samples)
         if self.in_step:
             table = answer.workers
