@@ -108,26 +108,46 @@ def parsed(argv: list[str], others: Collection[str] = ()) -> tuple[ModuleType, a
         chosen.epilog = f"{chosen.epilog or ''} Commands, each with --help of its own: {commands}{SCRIPTS}."
     arguments, unknown = parser.parse_known_args([name, *own])
     if unknown:
-        raise UsageError(f"{_unknown(unknown, name, own, chosen.flags(), others)}; see {chosen.prog} --help")
+        text = _before_script(unknown, name, own, rest, others)
+        raise UsageError(f"{text or _unknown(unknown, name, own, chosen.flags(), others)}; see {chosen.prog} --help")
     arguments.rest = rest
     return command, arguments
+
+
+def _before_script(
+    unknown: Sequence[str], name: str, own: Sequence[str], rest: Sequence[str], others: Collection[str]
+) -> str:
+    """What does not belong before a script, where there is one; else nothing."""
+    first = next((word for word in unknown if word.endswith(".py") or word == "-m"), None)
+    if name == "train" and first is not None:
+        own, rest = own[: own.index(first)], own[own.index(first) :]
+    elif name != "script":
+        return ""
+    script = " ".join(rest[: 2 if rest[0] == "-m" else 1])
+    allowed, training = _flags("script"), _flags("train")
+    strange = [flag for flag in (word.partition("=")[0] for word in own) if flag[:1] == "-" and flag not in allowed]
+    if name == "train" and not strange and all(word[:1] == "-" for word in own):
+        return f"a script runs without the word train: `mpitrain {' '.join([*own, script])} ...`"
+    misplaced = next((flag for flag in strange if flag in training), None)
+    if misplaced is not None:
+        return (
+            f"{misplaced} is an option of the training that mpitrain has built in, and does not stand before a script: "
+            f"what the script itself takes stands behind it, as in `mpitrain {script} {misplaced} ...`"
+        )
+    return _unknown(strange[:1] if name == "train" else unknown, "script", own, allowed, others) if strange else ""
+
+
+def _flags(name: str) -> list[str]:
+    """The options of a command."""
+    parser = Parser()
+    _module(name).add_parser(parser.add_subparsers(parser_class=Parser))
+    return parser.flags()
 
 
 def _unknown(
     unknown: Sequence[str], name: str, own: Sequence[str], flags: Collection[str], others: Collection[str]
 ) -> str:
     """What is wrong with arguments that a command does not know."""
-    script = next((word for word in unknown if word.endswith(".py") or word == "-m"), None)
-    if name == "train" and script is not None:
-        before = _module("script").known().flags()
-        first = next((word for word in own if word.startswith("-") and word.partition("=")[0] not in before), script)
-        if first.partition("=")[0] in flags:
-            return (
-                f"{first} is an option of the training that mpitrain has built in, and does not stand before a script: "
-                f"what the script itself takes stands behind it, as in `mpitrain {script} {first} ...`"
-            )
-        if first != script:
-            unknown, flags = [first], before
     if unknown[0] in others:
         return f"{unknown[0]} stands before {own[0]}, which is for the ranks"
     words = COMMANDS if name == "train" and own[:1] == unknown[:1] else ()
