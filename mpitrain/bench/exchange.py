@@ -65,6 +65,7 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
     def in_place() -> None:
         world.communicator.all_reduce(buffer)
 
+    # Twice: the first call traces, and connections and buffers are made by it.
     for warm in (produce, exchange, in_place, produce, exchange):
         warm()
     raw = interleave(

@@ -29,6 +29,7 @@ def _case(mpirun: Mpirun, name: str, ranks: int, batch_size: int, repeat: int) -
 
     def peak(size: int) -> list[float]:
         code = f"from mpitrain.bench.memory import print_peak; print_peak({name!r}, {batch_size}, {STEPS})"
+        # A process of its own each time: the peak of a process never falls.
         found = mpirun.run(size, code)
         buckets.append(found["largest_bucket_bytes"])
         return [max(found["peak_bytes"])]

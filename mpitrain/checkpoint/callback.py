@@ -192,6 +192,7 @@ class Checkpoint(keras.callbacks.Callback):
         better = quality is not None and (self._best is None or quality.cost < self._best.cost)
         last = epoch + 1 == self.params.get("epochs") or self.model.stop_training
         if self._world.is_root:
+            # Only rank 0 wishes: the others get it with the requests, and all save or none.
             self._requests.save |= better or last or self._options.every == "epoch"
             if last:
                 self._writer.wait()
@@ -221,6 +222,7 @@ class Checkpoint(keras.callbacks.Callback):
         """Local: rank 0 finds out whether there should be a checkpoint after the next step."""
         if self._world.is_root:
             every, seconds = self._options.every_steps, self._options.every_seconds
+            # What is asked for now goes with the header of the next step, and is done at its end.
             after_next = self._now.steps + self.model.steps_per_execution
             if every is not None:
                 self._requests.save |= after_next // every > self._now.steps // every

@@ -100,6 +100,7 @@ def resumption(options: CheckpointOptions, store: Store, communicator: Communica
     arrays = (
         dict(snapshot.arrays) if found else {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
     )
+    # Each array by itself, into memory of its size: as one object all would be there twice.
     for name in shapes:
         communicator.broadcast(arrays[name].reshape(-1).view(np.uint8))
     return Resumption(text, arrays, info)

@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = "all" if chosen.as_horovod and chosen.machine.device == "auto" else chosen.machine.device
     world = init(**{**chosen.machine.arguments(), **chosen.faults, "device": device_of(servers, device)})
     check_equal(world.communicator, world.hosts, {"command line": vars(arguments)})
+    # After the ranks have met: what is wrong is told once, and not by each of them.
     run_on_all(world.communicator, world.hosts, lambda: chosen.check(frozenset(given)))
     if chosen.exchange.show_plan:
         found = places(world)

@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Called after all ranks have left, because registered before `init` registers that.
     atexit.register(_remove, written)
     world = _start(arguments)
+    # A rank with other jobs or networks would arrange another cluster.
     check_equal(world.communicator, world.hosts, {"command line": vars(arguments)})
     record = run_on_all(world.communicator, world.hosts, lambda: Record.named(arguments.name, os.environ))
     run_on_root(world.communicator, lambda: check_client(arguments.rest))

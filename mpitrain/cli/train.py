@@ -77,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(world: World, config: TrainConfig, found: list[Place], began: float, shown: TextIO) -> None:
     """Collective: what those ranks do that compute."""
+    # Before TensorFlow is loaded, which takes seconds.
     run_on_root(world.communicator, lambda: prepare_directory(Path(config.output)))
     from mpitrain.trainer.job import prepare
 
@@ -97,6 +98,7 @@ def _configure(arguments: argparse.Namespace) -> tuple[TrainConfig, UsageError |
         file = None if arguments.config is None else read_file(arguments.config)
         return merge(given, file, str(arguments.config)), None
     except UsageError as error:
+        # Told once all have met: ranks that have read another file may have nothing to complain of, and would wait.
         return TrainConfig(), error
 
 
@@ -117,6 +119,7 @@ def _agree(world: World, config: TrainConfig, error: UsageError | None) -> None:
 def _quiet(verbose: bool, stack: contextlib.ExitStack) -> None:
     """Local: no messages of TensorFlow unless wanted; warnings as they were at the end of `stack`."""
     stack.enter_context(warnings.catch_warnings())
+    # Keras reads it when it is loaded, and may have another in ~/.keras/keras.json.
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     if verbose:
         return

@@ -17,6 +17,7 @@ from mpitrain.world.world import World
 IN_STEP = "in a step"  # so is named what every rank without data takes part in with nothing
 SESSION_ROUND = Meeting("the next collective of a session")
 Function = TypeVar("Function", bound=Callable[..., Any])
+# What a rank without data puts in so that nothing changes; for sums and means that is 0.
 NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "min": lambda dtype: np.inf if dtype.kind not in "iub" else True if dtype.kind == "b" else np.iinfo(dtype).max,
     "max": lambda dtype: -np.inf if dtype.kind not in "iub" else False if dtype.kind == "b" else np.iinfo(dtype).min,
@@ -95,6 +96,7 @@ def all_reduce(world: World, array: Buffer, how: Reduction, name: str | None = N
 
 def _reduced(world: World, array: Buffer, how: Reduction) -> Buffer:
     """Collective: the reduction itself."""
+    # A copy: what TensorFlow hands over is the tensor's own memory, which other operations may still read.
     result = np.array(array, order="C", ndmin=1).reshape(-1)
     if how.before != 1.0:
         result = _scaled(result, how.before)
@@ -123,6 +125,7 @@ def _added(world: World, array: Buffer, how: Reduction) -> Buffer:
     if op == "mean" and after != 1.0:
         wide = np.trunc(wide.astype(np.float64) * after / world.size)
     elif op == "mean":
+        # Towards zero, where `//` rounds down; and not by floats, which do not hold large integers.
         wide = np.where(wide < 0, -(-wide // world.size), wide // world.size)
     return wide.astype(array.dtype, copy=False)
 
@@ -159,6 +162,7 @@ def all_gather(world: World, array: Buffer, name: str | None = None) -> Buffer:
 
 def _gathered(world: World, array: Buffer) -> Buffer:
     """Collective: the concatenation itself."""
+    # MPI_Allgatherv has to be told all of them on each rank.
     counts = _gather_counts(world, [array.shape[0]])[:, 0]
     row = int(np.prod(array.shape[1:], dtype=np.int64))
     result = np.empty((int(counts.sum()), *array.shape[1:]), array.dtype)
@@ -206,6 +210,7 @@ def all_to_all(world: World, array: Buffer, splits: Buffer | None, name: str | N
     rows = array.shape[0] if array.ndim else 0
     if splits is None:
         splits = np.full(world.size, rows // world.size)
+    # One whose numbers are wrong takes part all the same, and tells all by -1, which is no number of rows.
     valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == rows
     world.agreement.call(_call("all_to_all", array.dtype, (None, *array.shape[1:]), name))
     counts = _gather_counts(world, splits if valid else np.full(world.size, -1))

@@ -98,6 +98,7 @@ class HostEngine(CollectiveEngine):
 
         if tf.executing_eagerly():
             return [tf.convert_to_tensor(array) for array in observed(*[tensor.numpy() for tensor in inputs])]
+        # False in a graph of TensorFlow 1, which a session runs in parts and in no fixed order.
         if tf.compat.v1.executing_eagerly_outside_functions():
             return in_turn(world.communicator, lambda: checked_call(observed, inputs, dtypes))
         unique = tf.compat.v1.get_default_graph().unique_name(name or f"mpitrain_{kind}")
@@ -138,5 +139,6 @@ class _HostAveraging(Averaging):
 
         with tf.control_dependencies(self.last):
             outputs = host_call(call, [self._samples, *tensors], dtypes)
+        # One is enough: what a call gives is there at once.
         self.last = outputs[:1]
         return outputs

@@ -82,6 +82,7 @@ def all_found(find: Callable[[], Found], what: str, *, world: World) -> list[Fou
         found = find()
     except Exception as raised:  # they differ; the others are not to wait
         error = raised
+    # The text and not the error: what hangs on that need not be fit to travel.
     everyone = world.communicator.all_gather_obj((found, None if error is None else str(error) or repr(error)))
     if error is not None:
         raise error

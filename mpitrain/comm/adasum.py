@@ -29,6 +29,7 @@ def all_reduce(communicator: Communicator, buffer: Buffer) -> None:
         ValueError: the number of ranks is no power of two.
     """
     rank, size = communicator.rank, communicator.size
+    # At each level every rank needs a partner at that distance.
     if size & (size - 1):
         raise ValueError(f"Adasum needs a number of ranks that is a power of two, not {size}")
     low, high = 0, buffer.size

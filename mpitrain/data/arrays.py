@@ -58,6 +58,7 @@ def as_inputs(values: Array, name: str) -> Array:
     if values.dtype.kind == "u" and values.dtype.itemsize <= 2:
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
     else:
+        # Beyond float32 is infinite, and told of below.
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
         wrong = first_not_finite(values)

@@ -29,6 +29,7 @@ def resolve(spec: str, error: type[UsageError]) -> Callable[..., Any]:
         error: there is no such module or function, or the import failed.
     """
     module_name, _, name = spec.partition(":")
+    # `python -m` has it there; the command `mpitrain` has the folder that it is installed in.
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(importlib.import_module(module_name), name, None)
@@ -104,6 +105,7 @@ class _Counted:
             return known_count(shard(elements, share.rank, share.size), share_count(count, share.rank, share.size))
 
         def in_order(epochs: EpochSeeds, done: int = 0) -> tf.data.Dataset:
+            # Before it is dealt out, and by the same seeds on all ranks: so each sample is one rank's.
             elements = shuffled(training, min(len(kept), SHUFFLE_BUFFER), epochs)
             return mine(elements.skip(done), len(kept) - done)
 

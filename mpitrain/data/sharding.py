@@ -82,6 +82,7 @@ class EpochOrder:
 
     def __call__(self) -> Iterator[Indices]:
         """Yield the whole share of the next epoch as one array (so Python runs once an epoch)."""
+        # Counted at the beginning: ranks that stop in mid-epoch have begun as many as the others.
         epoch, self.epoch = self.epoch, self.epoch + 1
         yield self.of_epoch(epoch, self.done)
 

@@ -163,6 +163,7 @@ def assemble(
         epochs=order,
         rest=rest,
         deal=deal,
+        # Of all ranks: who deals out anew has to know what the others would have got.
         order=replace(order, rank=0, size=1).of_epoch,
         some=lambda positions: _part(train, _order(positions, share)),
         meaning=meaning or Meaning(),

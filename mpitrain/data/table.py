@@ -92,9 +92,11 @@ def _opened(path: Path) -> TextIO:
     """A text in UTF-8, or in UTF-16 where it begins with the mark of that."""
     with _unpacked(path) as file:
         start = file.read(2)
+    # `-sig` drops the mark that some programs begin UTF-8 with, which would be part of the first name.
     encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", newline="", encoding=encoding)
+    # `newline=""`, as the `csv` module asks: a cell in quotes may hold a line break.
     return path.open(newline="", encoding=encoding)
 
 
@@ -147,6 +149,7 @@ def _table(rows: Any, path: Path, reading: str) -> Table:
     if not lines:
         raise DataError(f"{path} has a header but no rows: give one sample a row")
     names = [*header[:label], *header[label + 1 :]]
+    # Beyond float32 is infinite, and told of with line and column below.
     with np.errstate(over="ignore"):
         values = np.frombuffer(cells).reshape(len(lines), -1).astype(np.float32)
     at = np.frombuffer(lines, np.int64)

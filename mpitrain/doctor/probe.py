@@ -107,6 +107,7 @@ def _place(communicator: MpiCommunicator) -> Topology:
 
 def main() -> None:
     """Collective: print one line of JSON on rank 0."""
+    # The signal's own action, and no handler: Python's would not run while MPI waits.
     signal.alarm(LONGEST_SECONDS)
     here = f"{os.uname().nodename}:"
     print(here, BEGUN, file=sys.stderr, flush=True)

@@ -62,6 +62,7 @@ def judge(states: Sequence[RankState], patience_seconds: float) -> Verdict:
     if seconds < patience_seconds:
         return Verdict("going on")
     here = max(s.position for s in waiting)
+    # All ranks enter the same collectives in the same order: fewer means not yet here.
     late = tuple(s for s in states if not s.heard or s.position < here)
     waiting = tuple(s for s in waiting if s not in late)
     if not late:

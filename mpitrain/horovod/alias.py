@@ -49,7 +49,9 @@ def install() -> bool:
     if _is_installed():
         return False
     for suffix in SUPPORTED:
+        # All at once: Python looks into this table before it asks any finder.
         sys.modules[f"horovod{suffix}"] = importlib.import_module(f"{HERE}{ELSEWHERE.get(suffix, suffix)}")
+    # First, so that what is absent is told in this sentence and not as a module that is not installed.
     sys.meta_path.insert(0, _Finder())
     return True
 

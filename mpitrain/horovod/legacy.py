@@ -103,6 +103,7 @@ class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
             return self._apply_moves(pairs, apply)
         if self._is_last is None:
             return apply()
+        # Not within the branch below, where no variable may be made.
         self._optimizer._create_slots([variable for _, variable in pairs])
         return tf.cond(self._is_last, lambda: tf.group(apply()), tf.no_op)
 

@@ -69,6 +69,7 @@ def distribute(
     if exchange is not None:
         alike = local_layers is None and options.process_set.process_set_id == 0
         distributed.DistributedOptimizer(optimizer, exchange=exchange, synchronize_first=alike)
+    # `object.__setattr__`: Keras tracks what is assigned to an optimizer.
     object.__setattr__(optimizer, "register_local_var", kept.add)
     return optimizer
 
@@ -90,6 +91,7 @@ def _accumulate(optimizer: Any, steps: int, average: bool) -> None:
         return
     if optimizer.built:
         raise UsageError("backward_passes_per_step must be given before the optimizer is first used")
+    # Keras makes its accumulators when the optimizer is built, which it must therefore not be yet.
     optimizer.gradient_accumulation_steps = steps
     if average or ATTRIBUTE in optimizer.__dict__:
         return

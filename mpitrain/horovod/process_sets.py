@@ -149,6 +149,7 @@ class Table:
         if key not in self._made:
             self._made[key] = groups.group(world, ranks)
         else:
+            # Making the group agrees on its ranks; where it is used again, this does.
             world.agreement.call(f"add process set {list(ranks)}")
         number = self._free.popleft() if self._free else max(self._ranks) + 1
         self._worlds[number], self._ranks[number] = self._made[key], list(ranks)

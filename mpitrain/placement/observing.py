@@ -38,6 +38,7 @@ def _sessions(table: Table) -> Iterator[None]:
     """Ask each run for its graph, as divided among the devices."""
     import tensorflow as tf
 
+    # Where it is defined: sessions of all kinds inherit it.
     base: Any = next(one for one in tf.compat.v1.Session.__mro__ if "run" in vars(one))
     original = base.run
 
@@ -102,6 +103,7 @@ def _add(table: Table, program: Iterable[Any], partitions: Iterable[Any]) -> Non
         for name in parts:
             one = written[name]
             table.add(Row(_written(name), _written(one.op), one.device, node.device))
+            # What was fused into an operation ran with it, though no node of its name is left.
             if "Fused" in node.op:
                 inputs = (each.split(":")[0] for each in one.input)
                 parts += [each for each in inputs if each in written and each not in ran and each not in parts]

@@ -143,6 +143,7 @@ def plan_buckets(
 
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:
     sizes = [specs[position].size for position in members]
+    # TensorFlow joins them where they are small: that was faster for 200 tensors in 1 MiB, slower from 100 KiB each on.
     flat = len(sizes) > 1 and sum(sizes) * itemsize(dtype) < FLAT_BYTES * len(sizes)
     # Members of a bucket that is packed here go back to TensorFlow as views of it, which it takes without a copy only
     # where they are aligned to 64 bytes.

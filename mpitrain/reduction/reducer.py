@@ -155,6 +155,7 @@ class Reducer:
         try:
             if index == 0:
                 self._begin(plan, samples, synchronize)
+                # The first update is not looked at: ranks may have begun it from other weights.
                 if samples and self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
                     activity.note_gradients(self.statistics.updates, arrays)
             start = time.perf_counter()

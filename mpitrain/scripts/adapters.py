@@ -86,6 +86,7 @@ class DividedAdapter(DataAdapter):
             enough = min(size, last) >= self._portion.size and self._way == "rows"
             positions = positions.map(lambda batch: self._share(batch, enough))
         arrays = keras_private.sliceable(inputs, target_backend="tensorflow")
+        # As Keras' adapter has it: the arrays are one element, which every batch refers to.
         arrays = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
 
         def gathered(positions: Any, arrays: Any) -> Any:

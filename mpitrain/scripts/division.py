@@ -87,6 +87,7 @@ class DataDivision:
         given |= {"steps_per_epoch": arguments.get(steps), "shuffle": call == "fit" and arguments.get("shuffle", True)}
         adapter = adapter_of(**given)
         way = self._way(model, adapter, arguments.get(steps), call)
+        # Batch sizes are each rank's: one N times as large is divided among the ranks, or each takes every Nth.
         if not self.portion.batch_is_global and call == "fit":
             if isinstance(adapter, ArrayDataAdapter) and way == "rows":
                 adapter = adapter_of(**given | {"batch_size": adapter.batch_size * self.portion.size})

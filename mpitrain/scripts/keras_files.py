@@ -152,6 +152,7 @@ class Files:
     def _reading(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._training():
+                # Rank 0 comes here when it has written: nobody reads a file that is not whole yet.
                 self._world.agreement.call(f"to be read: {name}")
             return read(*args, **kwargs)
 

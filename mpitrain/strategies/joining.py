@@ -99,6 +99,7 @@ class Joining:
         part = self._parts.get(call.signature) or (self._at_end.get(call.signature) if finished else None)
         if part is not None:
             return part.samples(), functools.partial(self._make, part)
+        # The innermost loop first: an evaluation in a `fit` has batches of its own.
         way = self.takes_part[-1](call) if self.takes_part and not finished else None
         if way is None and (collectives or (isinstance(call, host.CollectiveCall) and call.name == host.IN_STEP)):
             collective = host.without_data(self._world, call)

@@ -41,6 +41,7 @@ def prepare(config: TrainConfig, world: World) -> TrainingJob:
         AgreedError: on every rank, when data or model cannot be used on some rank.
     """
     place = (world.communicator, world.hosts)
+    # Before the model is built: a layer takes the policy that is set when it is made.
     keras.config.set_dtype_policy(config.precision)
     source = run_on_all(*place, lambda: load_data(config, world))
     check_same(source, config.data, world)

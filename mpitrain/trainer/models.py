@@ -49,6 +49,7 @@ def build(
     Raises:
         ModelError: one sentence that says why there is no such model for such samples.
     """
+    # On all ranks alike: weights would become rank 0's anyway, and what else is drawn would not.
     keras.utils.set_random_seed(seed)
     shape = tuple(input_shape)
     if spec.endswith(".keras"):

@@ -114,6 +114,7 @@ def _output(model: keras.Model, source: DataSource) -> np.ndarray[Any, Any]:
         shape = tuple(32 if length is None else length for length in source.input_shape)
     else:
         shape = tuple(length or 0 for length in source.input_shape)
+    # The same on all ranks, which choose loss and metrics by what comes out.
     sample = np.random.default_rng(0).random((2, *shape), np.float32)
     try:
         output = model(sample, training=False)

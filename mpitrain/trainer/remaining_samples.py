@@ -46,6 +46,7 @@ class RemainingSamples:
         for worker, number in enumerate(self._numbers):
             steps = done.get(number, 0) - self._done.get(number, 0)
             for earlier in range(self._epoch, epoch):
+                # Of the gradients that were counted, those of epochs before this one.
                 steps -= -(-len(self._of(earlier)[worker::size]) // self._batch_size)
             is_left[worker::size][: max(0, steps) * self._batch_size] = False
         return positions[is_left]

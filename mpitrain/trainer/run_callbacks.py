@@ -73,6 +73,7 @@ class RunCallbacks(SplitFitCallbacks):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.keeps_metrics:
             self._variables = self._variables or metrics_of(self.model)  # all of them, after a step
+            # Of the end of the step: in the next one this rank may have counted a batch that is lost with another rank.
             self._metrics = [np.array(variable.numpy()) for variable in self._variables]
         super().on_train_batch_end(batch, logs)
         if self.after_step is not None:

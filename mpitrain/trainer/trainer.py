@@ -198,6 +198,7 @@ class Trainer:
         callbacks += [] if checkpoint is None else [checkpoint]
         steps = -(-_cardinality(source.train) // self._batch_size)
         every = RunCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)
+        # A copy at each step, which nobody else needs.
         every.keeps_metrics = run.is_asked_for
         run.every, run.on_shrink = every, self._on_shrink(run, parallel, checkpoint, report)
         exchanging, waiting = strategy.statistics.exchange, world.agreement.waiting_seconds

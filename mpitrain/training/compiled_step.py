@@ -32,6 +32,7 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
             gradients, found = hook.captured[0] if hook.captured else ([], [])  # nothing to train
         finally:
             hook.captured = None
+        # Variables cannot leave a compiled function: which they are is noted when it is traced.
         present = [(g, v) for g, v in zip(gradients, found, strict=True) if g is not None]
         variables[:] = [v for _, v in present]
         return logs, [tf.convert_to_tensor(g) for g, _ in present]

@@ -26,6 +26,7 @@ class LatestStep:
         self.has_rows = self.accumulates = False
         self._strategy, self._tests = strategy, 0
         with tf.device("CPU:0"):
+            # Variables: Python runs when a step is traced, these are set whenever it runs.
             self._tested = tf.Variable([0, 0], trainable=False, name="test_batches_and_rows_of_the_latest")
             self._trained = tf.Variable(0, trainable=False, name="rows_of_the_latest_training_step")
 

@@ -119,10 +119,13 @@ class Logs:
         for position, path in enumerate(paths):
             ranks = np.flatnonzero(everyone[:, position, 0])
             counted = ranks[everyone[ranks, position, 1] > 0]
+            # Where nobody has samples, as before the first batch, whatever there is.
             counted = counted if counted.size else ranks
             told = everyone[counted, position]
             same = [metric for metric, equal in zip(results, told[:, 4:].T, strict=True) if len(told) and equal.all()]
             if same:
+                # Several metrics may have the same result by chance: the one of that name is meant, if it is among
+                # them.
                 value = metrics[path[0] if path[0] in same else same[0]]
                 found[path] = float(value) if value.ndim == 0 else value
             elif len(told) and told[:, 3].all():

@@ -71,6 +71,7 @@ class Shares:
         step = Step(self, training)
         token = _current.set(step)
         try:
+            # A function: whether Keras is asked for the loss is known only when gradients are exchanged.
             with added_up(step.adds_gradients):
                 yield
         finally:
@@ -282,6 +283,7 @@ class Step:
     def _total(self) -> tf.Tensor:
         """Collective, once in a step: the samples of all ranks."""
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        # A tensor of a branch cannot be used outside of it.
         if self._of_all is None or self._of_all[0] is not graph:
             self._of_all = graph, self._collectives.total(self._samples)
         return self._of_all[1]

@@ -190,6 +190,7 @@ def _end(metric: Any, begun: int) -> None:
         return
     graph = tf.compat.v1.get_default_graph()
     kinds = vars(metric).get(ATTRIBUTE, {})
+    # In a graph operations do not refer to a variable but to what stands for it there.
     handles = [graph.capture(variable.value.handle) for variable in metric.variables]
     states = {id(handle) for handle in handles}
     operations = graph.get_operations()[begun:]

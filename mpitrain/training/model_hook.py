@@ -152,6 +152,7 @@ class ModelHook:
         world, own = self._strategy.world, leaves_of(logs)
         world.agreement.call("names in logs")
         batches = self.latest.batches
+        # A rank without data has no logs, and learns from the others which values it takes part in.
         everyone = world.communicator.all_gather_obj(([*(logs or {})], [*own], batches))
         if {name for names, _, _ in everyone for name in names} == set(self._metrics_result()):
             return self.global_result()

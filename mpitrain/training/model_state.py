@@ -53,6 +53,7 @@ def _state(model: Any) -> list[Any]:
         hook = hook_of(model.optimizer)
         started = hook is not None and hook.synchronized
         found += replicated_state(model.optimizer) if started else model.optimizer.variables
+    # Metrics count what this rank alone has seen.
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return list({id(v): v for v in found if id(v) not in metrics}.values())
 

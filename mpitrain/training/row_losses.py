@@ -22,6 +22,7 @@ class RowLosses:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         with tf.device("CPU:0"):
+            # A variable: a step is traced once, and counts each time that it runs.
             self._left = tf.Variable(LOOKS, trainable=False, name="looks_at_losses")
 
     def look(self, loss: Any, y_true: Any, y_pred: Any) -> None:

@@ -22,6 +22,7 @@ def finish(world: World, exits: Exits | None = None) -> None:
     """Collective: leave with all the others. Called at the end of the program."""
     world.activity.phase = "end"
     if world.watchdog is not None and exits is not None:
+        # Before it waits: after an exit code above 0 the hub ends the others, where they do not come to their end, too.
         world.watchdog.ending(exits.status.code, exits.status.text)
         if exits.status.code:
             world.agreement.missed = world.watchdog.missed

@@ -49,6 +49,7 @@ def group(
     place = topology(
         ranks.index(world.rank), [world.topology.nodes[rank] for rank in ranks], [world.hosts[rank] for rank in ranks]
     )
+    # Alone it has nobody to wait for, and MPI is not asked.
     communicator: Communicator = LocalCommunicator() if len(ranks) == 1 else part
     member = world_of(
         communicator, place, world.devices, world.threads, ranks, faults=faults, make_strategy=make_strategy

@@ -73,6 +73,7 @@ def _make(loader: Any, ahead: queue.Queue[tuple[str, Any]], stop: threading.Even
     def put(what: str, item: Any) -> bool:
         while not stop.is_set():
             try:
+                # Not for ever: whoever took the batches may have stopped in mid-epoch.
                 ahead.put((what, item), timeout=WAIT_SECONDS)
             except queue.Full:
                 continue

@@ -319,6 +319,7 @@ class ServerLoop:
         everyone = np.zeros((len(ranks), *own.shape))
         everyone[self._index] = own
         others = [place for place in servers if place != self._index]
+        # Gathered and then added, by each in the order of the servers: so all clip by the same factor, to the bit.
         requests = [self._there.irecv(everyone[place], ranks[place]) for place in others]
         requests += [self._there.isend(own, ranks[place]) for place in others]
         for request in requests:

@@ -138,6 +138,7 @@ class ServerPart:
 
     def _set_rate(self, learning_rate: float, divisor: float) -> None:
         for shard in self.shards:
+            # NaN, which is not equal to itself, leaves the rate to the schedule.
             if shard.rate is not None and learning_rate == learning_rate:
                 shard.rate.assign(learning_rate)
             shard.divisor.assign(divisor)

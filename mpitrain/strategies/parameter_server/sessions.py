@@ -56,6 +56,7 @@ class Session:
         # rows of a gradient that is not answered yet, by (worker, part), where these alone come back
         self.pushed: dict[tuple[int, int], Buffer] = {}
         self._answer, self._add_up = answer, add_up
+        # A norm is known when all parts have come.
         whole = bool(setup["clipnorm"] or setup["global_clipnorm"]) or options.whole_updates
         self._servers = [one for one in range(servers) if self.layout.of_server(one)]
         self.policy: SyncPolicy | AsyncPolicy
