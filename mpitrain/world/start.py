@@ -79,17 +79,14 @@ def init(
         communicator, topology = connect(environ)
         marks.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort, communicator.activity)
-        # Before the first thing that may fail on this rank alone: from here on that ends the job.
-        exits.install()
+        exits.install()  # before the first thing that may fail on this rank alone
         faults = run_on_all(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
-        # Within the limit: until there is a watchdog, nothing else notices ranks that do not come.
-        watchdog = watch.start(communicator, topology, faults, environ)
+        watchdog = watch.start(communicator, topology, faults, environ)  # until then only the limit sees a stall
     if watchdog is not None:
         exits.watch(watchdog)
     _compare(communicator, topology, faults)
     if not verbose:
-        # TensorFlow reads this, and the variables of the pools below, when it is loaded.
-        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as the variables below, read when TensorFlow is loaded
         imports.install(quiet=topology.local_rank > 0)
     plan = run_on_all(
         communicator,
