@@ -145,6 +145,7 @@ def count_classes(
     if not len(classes):
         return 1
     present = len(np.unique(classes))
+    # Numbers of which most do not occur are rather years, sizes or the like.
     if largest >= max(len(classes), 2) or 2 * present <= largest:
         raise DataError(
             f"{name}: labels go up to {largest}, but there are only {len(classes)} samples, of {present} classes: "

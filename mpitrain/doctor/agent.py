@@ -193,6 +193,7 @@ def interfaces() -> list[dict[str, Any]]:
 
         for _, name in socket.if_nameindex():
             try:
+                # In `struct ifreq` all stands behind 16 bytes of name; an address behind family and port, too.
                 flags = struct.unpack_from("H", ask(SIOCGIFFLAGS, name), 16)[0]
                 address = socket.inet_ntoa(ask(SIOCGIFADDR, name)[20:24])
                 mask = socket.inet_ntoa(ask(SIOCGIFNETMASK, name)[20:24])
@@ -293,6 +294,7 @@ def stream(request: dict[str, Any]) -> dict[str, Any]:
             start = time.perf_counter()
             while time.perf_counter() < start + request["send_seconds"]:
                 sent += connection.send(block)
+            # Then the other end answers: what is still in buffers of this host has not been sent.
             connection.shutdown(socket.SHUT_WR)
             arrived = connection.recv(1)
             seconds = time.perf_counter() - start

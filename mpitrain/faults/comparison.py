@@ -71,6 +71,7 @@ def _code() -> dict[str, str]:
         whole.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     found = {"code of mpitrain": whole.hexdigest()}
     installed = {Path(path).resolve() for path in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix)}
+    # A copy: another thread may import something meanwhile.
     for name, module in list(sys.modules.items())[: 100 * MOST_MODULES]:
         file = getattr(module, "__file__", None)
         if len(found) > MOST_MODULES or not isinstance(file, str) or not file.endswith(".py"):

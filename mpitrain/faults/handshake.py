@@ -67,6 +67,7 @@ def greet(connection: socket.socket, own: int, to: int, hello: Message, token: s
     """
     deadline, nonce = time.monotonic() + timeout_seconds, new_nonce()
     try:
+        # `to`: an address and port may by now be another rank's.
         words = {**hello, "is": "hello", "rank": own, "to": to, "nonce": nonce.decode()}
         asked = _line(connection, deadline)
         connection.sendall(sealed(words, token, asked))

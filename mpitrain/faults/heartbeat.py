@@ -70,5 +70,6 @@ class Heartbeat:
         activity = self._activity
         mark = (activity.position, activity.moved, activity.inside is not None)
         if mark != self._mark:
+            # It may have entered just after the last look: rather too long than too short.
             self._mark, self._since = mark, now - self._beat_seconds
         return round(now - self._since, 2) if mark[2] else 0.0

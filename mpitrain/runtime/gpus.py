@@ -38,13 +38,14 @@ def detect(root: Path = Path("/"), installed: Callable[[str], bool] = installed)
     found: list[str] = []
     if installed("tensorflow") or not installed("tensorflow-cpu"):
         found += _files("cuda", root / "dev", r"nvidia(\d+)")
+        # Windows Subsystem for Linux, which has one device file for all GPUs.
         if not found and (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists():
             found.append("cuda:0")
     if installed("tensorflow-rocm") and os.access(root / "dev/kfd", os.R_OK | os.W_OK):
         found += [name for name in _files("rocm", root / "dev/dri", r"renderD(\d+)") if _vendor(root, name) == "0x1002"]
     if installed("intel-extension-for-tensorflow"):
         cards = _files("level_zero", root / "dev/dri", r"renderD(\d+)")
-        found += [name for name in cards if _vendor(root, name) == "0x8086"]
+        found += [name for name in cards if _vendor(root, name) == "0x8086"]  # Intel
     return tuple(found)
 
 
@@ -54,6 +55,7 @@ def devices_fixed() -> bool:
         return False
     module = sys.modules.get("tensorflow.python.eager.context")
     context = getattr(module, "_context", None)
+    # No public name tells: the first is set when TensorFlow lists devices, the second when it opens them.
     fixed = ("_physical_devices", "_context_handle")
     return any(getattr(context, name, None) is not None for name in fixed)
 

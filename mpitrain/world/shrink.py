@@ -100,6 +100,8 @@ def shrink(world: World, where: int = 0) -> ShrinkOutcome:
     finally:
         activity.inside = activity.error = None
     working = [(position, chosen) for place, position, chosen in told if place != SERVING]
+    # All enter the same collectives from here on, and must count alike: the watchdog takes lower numbers for late
+    # ranks.
     activity.position = max((position for position, _ in working), default=0)
     choices = [chosen for _, chosen in working]
     for one in worlds:

@@ -316,6 +316,7 @@ class Client:
         found = []
         try:
             for server in range(len(self.channel.roles.servers)):
+                # All are told before the first is waited for: each answers once all workers have told it.
                 self.channel.say(server, Message(Kind.IDLE, position=position, request=self._agreement.request))
             changed: dict[int, Sequence[Buffer]] = {}
             for server in range(len(self.channel.roles.servers)):

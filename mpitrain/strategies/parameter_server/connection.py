@@ -69,6 +69,7 @@ def connect(world: World, options: ServerOptions, chosen: Roles | None = None) -
         thread = threading.Thread(target=server.serve, name="mpitrain server", daemon=True)
         thread.start()
     stop = functools.partial(_stop, client_of(member))
+    # The server's thread ends when all workers have said that they stop.
     world.departures.append((stop, lambda: thread.join() if thread is not None else None))
     use(member)
     return member

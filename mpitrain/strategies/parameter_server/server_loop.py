@@ -244,6 +244,7 @@ class ServerLoop:
         table = np.zeros((len(self._roles.workers), COLUMNS))
         for push in session.policy.step:
             first = push.first
+            # A signal may have come to this rank alone, which makes no updates: it goes with what a worker tells.
             table[push.worker] = (1.0, first.samples, first.request or self._signal << 1, *first.report)
         policy = session.policy
         numbers = (session.number, part, policy.version, session.iterations, count, policy.counts.samples)
