@@ -23,6 +23,6 @@ def load_model(
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
-    if model.optimizer is not None:
+    if model.compiled:
         KerasDistributedOptimizer(model.optimizer, compression=compression)
     return model
