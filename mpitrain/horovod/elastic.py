@@ -189,7 +189,8 @@ class TensorFlowKerasState(_VariablesState):
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         if not model.built:
             raise ValueError("the model must be built first: call model.build(input_shape)")
-        self.model, self.optimizer, self.backend = model, optimizer or model.optimizer, backend
+        self.model, self.backend = model, backend
+        self.optimizer = optimizer or getattr(model, "optimizer", None)  # absent before `compile`
         own = []
         if self.optimizer is not None:
             if not self.optimizer.built:

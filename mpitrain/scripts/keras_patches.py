@@ -152,6 +152,8 @@ class KerasPatches:
 
     def _train_on_batch(self, train: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.train_on_batch`, on this rank's rows of the batch."""
+        if not model.compiled:  # which Keras refuses
+            return train(model, *args, **kwargs)
         self._note_model(model)
         self._note("data", "train_on_batch: each batch is divided by rows")
         self._begin_training("train_on_batch")
