@@ -7,6 +7,7 @@ A message says what happened, on which ranks, what was expected, and how to mend
 from __future__ import annotations
 
 import re
+import runpy
 import textwrap
 import traceback
 from pathlib import Path
@@ -16,6 +17,8 @@ LONGEST = 300  # characters of what another library says, within a sentence of o
 ORNAMENTS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\{\{[^{}]*\}\}|\[Op:[^\]]*\](?: name:\s*)?")
 COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 PACKAGE = str(Path(__file__).parent)
+COMMAND = f"{PACKAGE}/cli/main.py"  # called by a program that Python's installers have written
+CALLERS = (f"{PACKAGE}/", "<frozen importlib", "<frozen runpy>", str(Path(runpy.__file__)))
 
 
 class MpitrainError(Exception):
@@ -92,13 +95,17 @@ def in_one_line(failure: BaseException) -> str:
     return text.strip() or type(failure).__name__
 
 
-def own_lines(failure: BaseException) -> str:
-    """Local: the traceback of an exception in code of the user's, without the lines of this package that called it."""
+def own_lines(failure: BaseException, keep: bool = False) -> str:
+    """Local: the traceback of an exception in code of the user's, without the lines of this package that called it.
+
+    With `keep` those stay where there are no others.
+    """
     told = traceback.TracebackException.from_exception(failure)
-    while told.stack and (told.stack[0].filename.startswith((PACKAGE, "<frozen importlib")) or _imports(told.stack[0])):
-        del told.stack[0]
+    before = next((place for place, frame in enumerate(told.stack) if frame.filename == COMMAND), 0)
+    own = next((place for place, frame in enumerate(told.stack) if place >= before and not _calls(frame)), None)
+    del told.stack[: 0 if own is None and keep else own]
     return COLOURS.sub("", "".join(told.format())).rstrip()
 
 
-def _imports(frame: traceback.FrameSummary) -> bool:
-    return Path(frame.filename).parent.name == "importlib"
+def _calls(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(CALLERS) or Path(frame.filename).parent.name == "importlib"

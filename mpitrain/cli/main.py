@@ -15,7 +15,7 @@ from typing import NoReturn
 from mpitrain import __version__
 from mpitrain.cli.parser import Parser
 from mpitrain.errors import AgreedError, LauncherError, UsageError
-from mpitrain.runtime import string_hashes
+from mpitrain.runtime import streams, string_hashes
 from mpitrain.runtime.launcher import detect
 from mpitrain.runtime.marks import note_exit, reporter
 
@@ -61,6 +61,8 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         reporter()
         command, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        if not command.__name__.endswith(".script"):  # whose words are its own
+            streams.take_all_letters()
         code: int = command.run(arguments)
         return code
     except AgreedError as error:

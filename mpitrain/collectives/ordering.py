@@ -69,7 +69,8 @@ def checked_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtyp
             return [*function(*arrays), np.array(b"", object)]
         except CollectiveError as error:
             nothing = [np.zeros((), tf.as_dtype(dtype).as_numpy_dtype) for dtype in dtypes]
-            return [*nothing, np.array(f"/{type(error).__name__}: {error}".encode()[:4000], object)]
+            text = f"/{type(error).__name__}: {error}".encode(errors="backslashreplace")
+            return [*nothing, np.array(text[:4000], object)]
 
     *outputs, message = host_call(call, inputs, [*dtypes, tf.string])
     message.set_shape([])

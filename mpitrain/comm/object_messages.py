@@ -59,8 +59,8 @@ def _packed(pickle: Pickle, obj: Any) -> tuple[Buffer, Buffer]:
     try:
         data = np.frombuffer(bytearray(pickle.dumps(obj)), np.uint8)
     except Exception as error:  # whatever an object's own methods raise
-        text = np.frombuffer(bytearray(f"{type(error).__name__}: {error}".encode()), np.uint8)
-        return text, np.array([-len(text)], np.int64)
+        text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
+        return np.frombuffer(bytearray(text), np.uint8), np.array([-len(text)], np.int64)
     return data, np.array([len(data)], np.int64)
 
 

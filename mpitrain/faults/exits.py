@@ -9,12 +9,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from mpitrain.errors import AgreedError, MpitrainError, UsageError
+from mpitrain.errors import AgreedError, MpitrainError, UsageError, own_lines
 from mpitrain.faults import report
 from mpitrain.faults.activity import Activity
 from mpitrain.faults.exit_status import ExitStatus, end_now
@@ -91,8 +90,8 @@ class Exits(SignalOwner):
         if not self._once.acquire(blocking=False):
             return
         # `end_now` leaves without the rest of Python's end, and what was printed would be lost.
-        sys.stdout.flush()
-        fault = self._fault(kind, error, trace)
+        streams.flush()
+        fault = self._fault(kind, error)
         if self._watchdog is None or not self._watchdog.report(fault):
             if isinstance(error, AgreedError) and not self._topology.is_root:
                 time.sleep(HEARD_SECONDS)  # rank 0 has the same error, tells it, and ends the job meanwhile
@@ -106,7 +105,7 @@ class Exits(SignalOwner):
         if arguments.exc_type is not SystemExit:
             self._end(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
-    def _fault(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> Fault:
+    def _fault(self, kind: type[BaseException], error: BaseException | None) -> Fault:
         culprit, step = self._culprit(), self._activity.progress
         inner = self._activity.error
         if inner is not None and error is not None and str(inner) in str(error):
@@ -118,7 +117,7 @@ class Exits(SignalOwner):
         elif isinstance(error, MpitrainError):
             text = f"{kind.__name__}: {error}"
         else:
-            text = "".join(traceback.format_exception(kind, error, trace))
+            text = kind.__name__ if error is None else own_lines(error, keep=True)
         return Fault("exception", text, int(getattr(error, "exit_code", 1) or 1), culprit, step=step)
 
     def _culprit(self) -> tuple[Culprit, ...]:

@@ -18,8 +18,8 @@ class FaultSummary:
     @property
     def detail(self) -> str:
         """For a mark, where the place is one word. What is too long is cut off, in the same way each time."""
-        place, reason = self.place.replace(" ", "~")[:120], self.reason.encode()[:200].decode(errors="ignore")
-        return f"{self.kind} {self.step} {self.exit_code} {place} {reason}"
+        place, reason = self.place.replace(" ", "~")[:120], self.reason.encode(errors="backslashreplace")
+        return f"{self.kind} {self.step} {self.exit_code} {place} {reason[:200].decode(errors='ignore')}"
 
     @classmethod
     def of(cls, detail: str) -> FaultSummary | None:

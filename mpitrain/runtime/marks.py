@@ -68,7 +68,7 @@ class Reporter:
             waiting = select.poll()
             waiting.register(self._descriptor, select.POLLOUT)
             if waiting.poll(PATIENCE_SECONDS * 1000):
-                os.write(self._descriptor, (SIGN + words.encode())[: LONGEST_MARK - 1] + b"\n")
+                os.write(self._descriptor, (SIGN + words.encode(errors="backslashreplace"))[: LONGEST_MARK - 1] + b"\n")
 
 
 @functools.cache

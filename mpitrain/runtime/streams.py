@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import re
 import sys
@@ -21,7 +22,20 @@ def terminal() -> int:
 def write_stderr(text: str) -> None:
     """Local: print to standard error, in one piece, whatever becomes of the other output of this process."""
     with contextlib.suppress(OSError):
-        os.write(terminal(), text.encode())
+        os.write(terminal(), text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
+
+
+def flush() -> None:
+    """Local: what Python still holds of the output goes out; a program may have closed or removed its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+
+
+def take_all_letters() -> None:
+    """Local: names of files and classes can be printed, also those that the encoding of standard output lacks."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def lead_to(log: TextIO) -> None:
@@ -29,8 +43,7 @@ def lead_to(log: TextIO) -> None:
 
     Crashes in native code are still shown on the terminal.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     _kept[:] = [os.dup(2)]
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import io
 import os
@@ -10,8 +11,9 @@ import runpy
 import sys
 import types
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from typing import TextIO
 
 from mpitrain.checkpoint.output import DIRECTORY_MODE
 from mpitrain.errors import UsageError
@@ -35,6 +37,11 @@ class Script:
     name: str  # path of a file, or with `is_module` the name of a module
     arguments: tuple[str, ...] = ()  # its own
     is_module: bool = False  # as with `python -m`
+
+    @property
+    def file(self) -> str:
+        """Local: what Python calls the file: a script may leave its directory."""
+        return os.path.abspath(self.name)  # noqa: PTH100 (Path.absolute leaves `..` where it is)
 
 
 def run_unchanged(world: World, script: Script) -> None:
@@ -89,7 +96,11 @@ def _run_divided(
             _say_nothing_was_divided(script, world, divided)
     finally:  # scripts like to end with sys.exit
         if world.is_root:
-            (output / f"rank-{world.agreement.number(0)}.log").write_text(f"{changes}\n")
+            with (
+                contextlib.suppress(OSError),
+                _log(output, world.agreement.number(0)) as log,
+            ):  # a disk may be full by now
+                log.write(f"{changes}\n")
             if division.dry_run:
                 print(changes, flush=True)
 
@@ -109,12 +120,17 @@ def _prepare(world: World, script: Script, output: Path) -> types.CodeType | Non
     if world.exchanges:
         try:
             output.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
-            log = (output / f"rank-{world.agreement.number(world.rank)}.log").open("w", buffering=1)
+            log = _log(output, world.agreement.number(world.rank))
         except OSError as error:
             raise UsageError(f"nothing can be written in {output} ({error.strerror}): give another --output") from error
         if not world.is_root:
             streams.lead_to(log)  # what warns on one rank warns on all; failures go past this
     return _compiled(script)
+
+
+def _log(output: Path, rank: int) -> TextIO:
+    """Local: it takes whatever is printed, also names that are not UTF-8."""
+    return (output / f"rank-{rank}.log").open("w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def _compiled(script: Script) -> types.CodeType | None:
@@ -124,14 +140,15 @@ def _compiled(script: Script) -> types.CodeType | None:
         return None
     try:
         # Bytes, as Python reads a script: the encoding is that of its first lines.
-        with io.open_code(os.path.abspath(script.name)) as file:  # noqa: PTH100 (a Path has no open_code)
-            return compile(file.read(), script.name, "exec")
+        with io.open_code(script.file) as file:
+            return compile(file.read(), script.file, "exec", dont_inherit=True)
     except OSError as error:
         raise UsageError(f"the script {script.name} cannot be read: {error.strerror}") from error
 
 
 def _find_module(name: str) -> None:
     """Local: see that there is such a module. Nothing of it is imported: Keras is not data-parallel yet."""
+    _import_from(Path.cwd())
     parts = name.split(".")
     spec = importlib.util.find_spec(parts[0]) if all(map(str.isidentifier, parts)) else None
     for count in range(2, len(parts) + 1):
@@ -165,8 +182,15 @@ def _run_as_main(script: Script, code: types.CodeType | None) -> None:
         runpy.run_module(script.name, run_name="__main__", alter_sys=True)
         return
     module = types.ModuleType("__main__")
-    module.__dict__.update(__file__=script.name, __builtins__=builtins, __cached__=None)
+    module.__dict__.update(__file__=script.file, __builtins__=builtins, __cached__=None)
+    module.__loader__ = SourceFileLoader("__main__", script.file)
     # As under plain Python: `pickle` and `multiprocessing` look there for what the script defines.
     sys.modules["__main__"] = module
-    sys.path[0] = str(Path(script.name).resolve().parent)
+    _import_from(Path(script.name).resolve().parent)
     exec(code, module.__dict__)
+
+
+def _import_from(place: Path) -> None:
+    """Local: imports look there first, unless Python is told not to look in a place that the program leads to."""
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # which Python 3.10 does not have
+        sys.path[0] = str(place)

@@ -173,6 +173,12 @@ def test_dry_run(tmp_path: Path) -> None:
     assert "MPITRAIN_RUN" not in shown.stdout
 
 
+def test_names_are_shown_whatever_the_encoding_of_the_terminal() -> None:
+    shown = command("--allow-run-as-root", "-np", "1", "--dry-run", "fußball.py", PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.endswith(f"{sys.executable} -m mpitrain 'fu\\xdfball.py'\n")
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

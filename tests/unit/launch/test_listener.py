@@ -90,6 +90,19 @@ def test_a_fault_that_is_told(told: FaultSummary) -> None:
     assert listener.fault == told
 
 
+def test_a_reason_that_is_no_utf_8_is_heard() -> None:
+    read, write = os.pipe()
+    told = FaultSummary("exception", 0, 1, "rank 1 on a", "OSError: caf\udce9.csv")
+    Reporter(SECRET, write).tell("fault", 0, told.detail)
+    Reporter(SECRET, write).tell("step", 0, "caf\udce9")
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        _, marks = heard(file.read())
+    fault, step = marks
+    assert FaultSummary.of(fault.detail) == FaultSummary("exception", 0, 1, "rank 1 on a", "OSError: caf\\udce9.csv")
+    assert step.detail == "caf\\udce9"
+
+
 def test_what_is_too_long_is_cut_and_still_heard() -> None:
     read, write = os.pipe()
     told = FaultSummary("exception", 511, 1, f"ranks {', '.join(map(str, range(99)))} on a", "ü\n" * 500)
