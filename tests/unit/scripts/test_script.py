@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mpitrain.errors import AgreedError
+from mpitrain.scripts import script
+from mpitrain.scripts.script import Script
+from mpitrain.scripts.work_division import WorkDivision
+from mpitrain.world.world import World
+from tests.unit.job import run
 
 COMMAND = str(Path(sys.executable).with_name("mpitrain"))
 LOOKS = """
@@ -84,3 +94,95 @@ def test_what_ends_a_script_is_told_where_it_has_closed_its_streams(end: str, tm
     finished = ended([COMMAND, "script.py"], tmp_path)
     assert finished.stderr.splitlines()[-1] == "ValueError: why"
     assert finished.returncode == 1
+
+
+LOOK = "import builtins\nbuiltins.seen = __name__\n"
+
+
+@pytest.fixture
+def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(builtins, "seen", None, raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("own", "tool"):
+            del sys.modules[name]
+
+
+def unchanged(what: Script) -> Any:
+    run(1, lambda world: script.run_unchanged(world, what))
+    return vars(builtins)["seen"]
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize(
+    "name", ["absent", "own.absent", "own", "own.train.deeper", "not/a.name", "own..train", "", "json.absent"]
+)
+def test_modules_that_there_are_not(tmp_path: Path, name: str) -> None:
+    """And nothing is imported to find out."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("raise ZeroDivisionError")
+    (tmp_path / "own" / "train.py").write_text("raise ZeroDivisionError")
+    with pytest.raises(AgreedError, match=rf"there is no module '{name}' that -m could run"):
+        unchanged(Script(name, is_module=True))
+    assert "own" not in sys.modules
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_files_that_cannot_be_read_or_are_no_python(tmp_path: Path) -> None:
+    with pytest.raises(AgreedError, match=r"the script none\.py cannot be read: No such file"):
+        unchanged(Script("none.py"))
+    (tmp_path / "broken.py").write_text("1 +\n")
+    with pytest.raises(SyntaxError) as caught:
+        unchanged(Script("broken.py"))
+    assert caught.value.filename == str(tmp_path / "broken.py")
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("name", ["horovod.tensorflow", "horovodlike"])
+def test_a_script_of_horovod_is_told_of_the_option(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(f"import {name} as hvd\n")
+    with pytest.raises(ModuleNotFoundError) as caught:
+        unchanged(Script("train.py"))
+    assert ("put --as-horovod before the script" in caught.value.msg) == (name == "horovod.tensorflow")
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_one_rank_changes_nothing(tmp_path: Path, dry_run: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(LOOK)
+    before = builtins.input
+    run(1, lambda world: script.run(world, Script("train.py"), tmp_path / "out", WorkDivision(dry_run=dry_run)))
+    assert (vars(builtins)["seen"] is None) == dry_run
+    assert capsys.readouterr().out == ("other      one rank: the script runs as it is\n" if dry_run else "")
+    assert builtins.input is before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_what_one_rank_cannot_read_all_are_told(tmp_path: Path) -> None:
+    (tmp_path / "only 0.py").write_text("pass\n")
+
+    def rank(world: World) -> None:
+        with pytest.raises(AgreedError, match=r"on rank 1 \(host\) only: the script only 1\.py cannot be read"):
+            script.run_unchanged(world, Script(f"only {world.rank}.py"))
+
+    run(2, rank)
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_no_log_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "train.py").write_text(LOOK)
+
+    def rank(world: World) -> None:
+        with pytest.raises(
+            AgreedError, match=r"nothing can be written in .*file/out \(Not a directory\): give another"
+        ):
+            script.run(world, Script("train.py"), tmp_path / "file" / "out", WorkDivision())
+
+    run(2, rank)
