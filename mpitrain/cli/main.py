@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         UsageError: only this rank has it, so leaving would let the others wait: the job is to be ended.
     """
     if argv is None:
+        streams.open_all()
         string_hashes.share_seed()
     try:
         code = _main(argv)
@@ -60,6 +62,7 @@ def _main(argv: Sequence[str] | None) -> int:
     launcher = detect(os.environ)
     try:
         reporter()
+        _look_around()
         command, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         if not command.__name__.endswith(".script"):  # whose words are its own
             streams.take_all_letters()
@@ -78,6 +81,13 @@ def _main(argv: Sequence[str] | None) -> int:
         if launcher is not None and launcher.size != 1:
             raise
         return _refuse(error, speak=True)
+
+
+def _look_around() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise LauncherError(f"the working directory is gone ({error.strerror}): change to one that exists") from error
 
 
 def _parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:

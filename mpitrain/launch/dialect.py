@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mpitrain.errors import LauncherError
 from mpitrain.runtime import process_tree
+from mpitrain.runtime.cache import account_home
 from mpitrain.runtime.launcher import without_rank
 
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
@@ -91,9 +92,13 @@ def find_mpirun(environ: Mapping[str, str], given: str | None = None) -> str:
 
 
 def path_beside(mpirun: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables with a PATH that has the programs beside mpirun, some of which start each other by name."""
+    """The variables with a PATH that has the programs beside mpirun, some of which start each other by name.
+
+    Open MPI begins nothing without `HOME`.
+    """
     directory, path = str(Path(mpirun).parent), environ.get("PATH", os.defpath)
-    return {**environ} if directory in path.split(os.pathsep) else {**environ, "PATH": f"{directory}{os.pathsep}{path}"}
+    there = directory in path.split(os.pathsep)
+    return {"HOME": account_home(), **environ, **({} if there else {"PATH": f"{directory}{os.pathsep}{path}"})}
 
 
 def launcher_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:

@@ -13,7 +13,7 @@ OTHERS_MAY_WRITE = 0o022
 def directory(environ: Mapping[str, str]) -> Path:
     """Local: the directory, which may not exist. Without `XDG_CACHE_HOME` and `HOME` the account's home is taken."""
     base = environ.get("XDG_CACHE_HOME")
-    return Path(base or Path(environ.get("HOME") or _home()) / ".cache") / "mpitrain"
+    return Path(base or Path(environ.get("HOME") or account_home()) / ".cache") / "mpitrain"
 
 
 def is_foreign(path: Path) -> bool:
@@ -26,7 +26,8 @@ def is_foreign(path: Path) -> bool:
     return any(seen.st_uid not in (os.geteuid(), 0) or seen.st_mode & OTHERS_MAY_WRITE for seen in looked)
 
 
-def _home() -> str:
+def account_home() -> str:
+    """Local: the home directory of the account, whatever `HOME` says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:  # a user that the host does not know, as in containers

@@ -32,6 +32,22 @@ def flush() -> None:
             stream.flush()
 
 
+def open_all() -> None:
+    """Local: what was closed leads nowhere from now on, or the next file or socket would become standard output."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if not _is_open(descriptor):
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            setattr(sys, name, os.fdopen(nowhere, "w" if descriptor else "r", closefd=False))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def take_all_letters() -> None:
     """Local: names of files and classes can be printed, also those that the encoding of standard output lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from mpitrain.cli.main import COMMANDS, main
 from mpitrain.cli.run import divide, origin
 from mpitrain.errors import LauncherError, UsageError
+from mpitrain.launch import dialect
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.dialect import INTEL_MPI, MPICH, OPEN_MPI, Mpi
 from mpitrain.launch.job import OURS, LaunchJob, Srun, choose_srun, rank_command, reached_by_ssh
@@ -171,6 +173,41 @@ def test_dry_run(tmp_path: Path) -> None:
     assert "'SEED=1 2'" in shown.stdout
     assert shown.stdout.endswith(f"{sys.executable} -m mpitrain 'a b.py' --x\n")
     assert "MPITRAIN_RUN" not in shown.stdout
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_failure(closed: str, tmp_path: Path) -> None:
+    words = f"{sys.executable} -m mpitrain run --allow-run-as-root -np 1 --dry-run hostname"
+    shown = subprocess.run(
+        ["/bin/sh", "-c", f"{words} {closed}"], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.endswith("hostname\n" if "1>" not in closed else "")
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    gone = ["/bin/sh", "-c", 'cd gone; rmdir ../gone; exec "$@"', "sh"]
+    for words in (["script.py"], ["-m", "json"], ["run", "-np", "1"], ["doctor"], ["--epochs", "3"]):
+        told = subprocess.run(
+            [*gone, sys.executable, "-m", "mpitrain", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        (tmp_path / "gone").mkdir()
+        assert (told.returncode, told.stdout) == (2, "")
+        assert told.stderr == (
+            "mpitrain: the working directory is gone (No such file or directory): change to one that exists\n"
+        )
+
+
+def test_a_job_without_a_home_has_that_of_the_account() -> None:
+    found = dialect.path_beside("/opt/mpi/bin/mpirun", {"PATH": "/bin"})
+    assert found == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "PATH": "/opt/mpi/bin:/bin"}
+    assert dialect.path_beside("/bin/mpirun", {"HOME": "/h", "PATH": "/bin"}) == {"HOME": "/h", "PATH": "/bin"}
 
 
 def test_names_are_shown_whatever_the_encoding_of_the_terminal() -> None:
