@@ -15,7 +15,12 @@ from typing import Any
 from mpitrain.comm.all_reduce import describe
 from mpitrain.world.world import World
 
-SETTINGS = ("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "MPITRAIN_ALL_REDUCE")  # variables that change the figures
+SETTINGS = (
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_XLA_FLAGS",
+    "MPITRAIN_ALL_REDUCE",
+    "MPITRAIN_ENGINE",
+)  # variables that change the figures
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py", "horovod")
 
 

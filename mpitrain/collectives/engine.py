@@ -15,6 +15,7 @@ import tensorflow as tf
 from mpitrain.collectives.bucket import Bucket
 from mpitrain.collectives.host import Reduction
 from mpitrain.comm.communicator import Buffer
+from mpitrain.native.library import Library
 
 # exchange(index, arrays, samples): the host's side of an update, see `CollectiveEngine.average`.
 HostSide = Callable[[int, Sequence[Buffer], float], list[Buffer]]
@@ -74,9 +75,11 @@ class CollectiveEngine(Protocol):
 
     Attributes:
         capabilities: what it can do; tests ask for nothing else, and nothing else looks at it yet.
+        library: machine code that the host's side may use, too; None where it is Python's alone.
     """
 
     capabilities: Capabilities
+    library: Library | None = None
 
     def all_reduce(self, tensor: tf.Tensor, how: Reduction, name: str | None = None) -> tf.Tensor:
         """Collective: the reduction over ranks, the same bits on all; see `operations.all_reduce`."""

@@ -64,7 +64,7 @@ class HostEngine(CollectiveEngine):
     def average(
         self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor, body: Callable[[Averaging], None]
     ) -> None:
-        averaging = _HostAveraging(self, exchange, buckets, samples)
+        averaging = self.averaging(exchange, buckets, samples)
         if tf.executing_eagerly():
             body(averaging)
             return
@@ -74,6 +74,10 @@ class HostEngine(CollectiveEngine):
             return averaging.last
 
         in_turn(self._world.communicator, trace)
+
+    def averaging(self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> HostAveraging:
+        """Local: how the buckets of one update are averaged."""
+        return HostAveraging(self, exchange, buckets, samples)
 
     def _one(self, kind: str, name: str | None, tensor: tf.Tensor, function: Callable[[Any], Any]) -> tf.Tensor:
         return self._call(kind, name, [tensor], [tensor.dtype], lambda array: [function(array)])[0]
@@ -106,7 +110,7 @@ class HostEngine(CollectiveEngine):
         return checked_call(lambda *arrays: negotiation.call(unique, lambda: observed(*arrays)), inputs, dtypes)
 
 
-class _HostAveraging(Averaging):
+class HostAveraging(Averaging):
     """One update, each bucket one call of the host's side, and each waits for the one before."""
 
     def __init__(self, engine: HostEngine, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> None:
@@ -116,7 +120,12 @@ class _HostAveraging(Averaging):
         self._next = enumerate(buckets)
 
     def mean(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        index, bucket = next(self._next)
+        return self._mean(*next(self._next), tensors)
+
+    def share(self) -> tf.Tensor:
+        return self._call(next(self._next)[0], [], [tf.float64])[0]
+
+    def _mean(self, index: int, bucket: Bucket, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if not bucket.flat or tf.executing_eagerly():
             return self._call(index, tensors, [tensor.dtype for tensor in tensors])
         sizes = [*map(operator.sub, (*bucket.offsets[1:], bucket.size), bucket.offsets)]
@@ -124,9 +133,6 @@ class _HostAveraging(Averaging):
             joined = tf.concat([tf.cast(tf.reshape(tensor, [-1]), bucket.dtype) for tensor in tensors], 0)
         parts = tf.split(self._call(index, [joined], [joined.dtype])[0], sizes)
         return [tf.cast(tf.reshape(part, tf.shape(t)), t.dtype) for part, t in zip(parts, tensors, strict=True)]
-
-    def share(self) -> tf.Tensor:
-        return self._call(next(self._next)[0], [], [tf.float64])[0]
 
     def _call(self, index: int, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
         exchange = self._exchange

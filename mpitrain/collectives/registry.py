@@ -1,19 +1,48 @@
-"""Which engines there are, and how a World gets one: `host`, unless the caller names another."""
+"""Which engines there are, and how a World gets one."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 
 from mpitrain.collectives.engine import CollectiveEngine
 from mpitrain.collectives.host_engine import HostEngine
+from mpitrain.collectives.native_engine import NativeEngine, usable
 from mpitrain.collectives.one_rank import OneRankEngine
+from mpitrain.errors import UsageError
 from mpitrain.world.world import World
 
-ENGINES: dict[str, Callable[[World], CollectiveEngine]] = {"host": HostEngine, "one_rank": OneRankEngine}
+ENGINES: dict[str, Callable[[World], CollectiveEngine]] = {
+    "native": NativeEngine,
+    "host": HostEngine,
+    "one_rank": OneRankEngine,
+}
+VARIABLE = "MPITRAIN_ENGINE"
+ASKED = {"auto": None, "native": "native", "python": "host"}  # what the variable may say
+
+
+def chosen(world: World) -> tuple[str, str]:
+    """Local: the name of the engine that is used where the caller names none, and why.
+
+    Raises:
+        UsageError: MPITRAIN_ENGINE is not understood.
+    """
+    asked = os.environ.get(VARIABLE, "auto")
+    if asked not in ASKED:
+        raise UsageError(f"{VARIABLE}={asked!r} is not understood; give {', '.join(ASKED)}.")
+    name = ASKED[asked]
+    if name is not None:
+        return name, f"{VARIABLE}={asked}"
+    found = usable(world) if world.size > 1 else "there is one rank"
+    return ("host", found) if isinstance(found, str) else ("native", "machine code was built for it")
 
 
 @functools.cache
-def engine_of(world: World, name: str = "host") -> CollectiveEngine:
-    """Local: the one engine of these ranks that has this name."""
-    return ENGINES[name](world)
+def engine_of(world: World, name: str | None = None) -> CollectiveEngine:
+    """Local: the one engine of these ranks that has this name; by default the fastest that can be used.
+
+    Raises:
+        UsageError: it cannot be used here.
+    """
+    return ENGINES[name](world) if name is not None else engine_of(world, chosen(world)[0])

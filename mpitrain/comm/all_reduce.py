@@ -23,6 +23,7 @@ from mpitrain.comm.ring import Ring, RingSetting
 from mpitrain.errors import UsageError
 from mpitrain.runtime import cache
 from mpitrain.runtime.topology import Topology
+from mpitrain.runtime.words import Word
 
 VARIABLE = "MPITRAIN_ALL_REDUCE"
 SMALL_BYTES = 256 << 10
@@ -74,7 +75,12 @@ class AllReduce:
         environ: where `MPITRAIN_ALL_REDUCE` and the cache directory are looked up.
     """
 
+    _chosen = Word(0, bool)
+    _segment_bytes = Word(1, int)  # 0: by MPI
+    _window = Word(2, int)
+
     def __init__(self, communicator: Communicator, layout: str, environ: Mapping[str, str]) -> None:
+        self.words = np.zeros(3, np.int64)  # the choice
         self._communicator, self._environ = communicator, environ
         self._setting = parse(environ[VARIABLE]) if VARIABLE in environ else None
         self.measurements: dict[str, float] = {}
@@ -127,6 +133,19 @@ class AllReduce:
             self._setting = parse(known) if known else self._measure()
             self._chosen = True
         return self._setting
+
+    @property
+    def _setting(self) -> RingSetting | None:
+        return RingSetting(self._segment_bytes, self._window) if self._segment_bytes else None
+
+    @_setting.setter
+    def _setting(self, setting: RingSetting | None) -> None:
+        self._segment_bytes, self._window = (0, 0) if setting is None else (setting.segment_bytes, setting.window)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether two ranks swap what is small."""
+        return self._pairs
 
     @property
     def chosen(self) -> str | None:

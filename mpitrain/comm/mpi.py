@@ -338,6 +338,21 @@ class MpiCommunicator:
         """Collective: MPI_Comm_agree."""
         return bool(self._comm.Agree(int(flag)))
 
+    def error(self, code: int) -> Exception:
+        """Local: what to raise where machine code got this code from MPI."""
+        return self.explained(self._mpi.Exception(code))
+
+    @property
+    def file(self) -> str:
+        """A loaded library through which functions of MPI are found."""
+        return str(self._mpi.__file__)
+
+    def handles(self) -> tuple[int, ...]:
+        """Local: for machine code: communicator, MPI_BYTE, MPI_FLOAT, MPI_DOUBLE, MPI_SUM and MPI_IN_PLACE."""
+        mpi = self._mpi
+        handles = [mpi._handleof(one) for one in (self._comm, mpi.BYTE, mpi.FLOAT, mpi.DOUBLE, mpi.SUM)]
+        return (*handles, int(mpi.IN_PLACE) % (1 << 64))
+
     def ranks_of(self, comm: Any) -> list[int]:
         """Local: the ranks here of the processes of another mpi4py communicator, in its order.
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from mpitrain.errors import MpitrainError
+from mpitrain.runtime.words import Word
 
 Phase = Literal["start", "data", "compute", "exchange", "checkpoint", "evaluation", "callback", "end"]
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -23,26 +26,43 @@ LONGEST_BYTES, LONGEST_TEXTS = 1 << 20, 1000  # of each array that a checksum is
 
 
 class Activity:
-    """What one rank is doing."""
+    """What one rank is doing.
 
-    __slots__ = ("batches", "divided", "error", "gradients", "inside", "moved", "phase", "position", "steps", "updates")
+    Attributes:
+        position: collectives entered. All ranks enter the same ones in the same order, so a rank with a lower position
+            than another has not come to where the other is.
+        moved: messages of collectives that have arrived, where a collective is made of many.
+        updates: gradient updates finished.
+    """
+
+    __slots__ = ("_inside", "batches", "bucket_of", "divided", "error", "gradients", "phase", "steps", "words")
+
+    position = Word(0, int)
+    moved = Word(1, int)
+    updates = Word(2, int)
+    _bucket = Word(3, int)  # the id of a bucket that machine code exchanges; 0 outside
 
     def __init__(self) -> None:
+        self.words = np.zeros(4, np.int64)
         self.phase: Phase = "start"  # where in the program it is; while `inside` is set it waits for the others, too
-        self.updates = 0  # gradient updates finished
         # finished steps of the whole training, with those of earlier processes; None where nobody counts them
         self.steps: int | None = None
-        # collectives entered. All ranks enter the same ones in the same order, so a rank with a lower position than
-        # another has not come to where the other is
-        self.position = 0
-        self.moved = 0  # messages of collectives that have arrived, where a collective is made of many
-        # the collective it is in: a text, or a plan of buckets with the number of one; None outside
-        self.inside: Any = None
+        self._inside: Any = None
+        self.bucket_of: Callable[[int], Any] = lambda number: None  # what `inside` is, by the id of a bucket
         self.batches: list[int] = []  # checksums of the first batches, where they are seen
         self.divided = False  # what ranks read is the same, and each is given its rows of it
         self.gradients: list[int] = []  # checksums of this rank's own gradients in the first updates
         # raised by an exchange within a graph, from where it comes out wrapped in TensorFlow's own
         self.error: MpitrainError | None = None
+
+    @property
+    def inside(self) -> Any:
+        """The collective it is in: a text, or a plan of buckets with the number of one; None outside."""
+        return self.bucket_of(self._bucket) if self._inside is None and self._bucket else self._inside
+
+    @inside.setter
+    def inside(self, inside: Any) -> None:
+        self._inside = inside
 
     @property
     def progress(self) -> int:

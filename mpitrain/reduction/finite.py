@@ -68,10 +68,9 @@ class FiniteCheck:
         if self.action == "ignore":
             return
         flat = mean if mean.ndim == 1 else mean.reshape(-1)
-        if flat.nbytes > LOOKED_AT_BYTES and update % WHOLE_EVERY:
-            total = np.add.reduce(flat[: LOOKED_AT_BYTES // flat.itemsize])
-        else:
-            total = np.add.reduce(flat)
+        if flat.nbytes > LOOKED_AT_BYTES and update % WHOLE_EVERY:  # also below: machine code on another rank does so
+            flat = flat[: LOOKED_AT_BYTES // flat.itemsize]
+        total = np.add.reduce(flat)
         # A sum is finite only if all its terms are, and only then less itself 0. One that overflows is looked at again.
         if total - total == 0 or plan.call.owner in self.may_overflow or _is_finite(plan, bucket, flat):
             return

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from mpitrain.collectives.engine import Averaging, CollectiveEngine
-from mpitrain.comm.communicator import Buffer
 from mpitrain.errors import AgreedError
 from mpitrain.reduction.buckets import ITEM_BYTES, BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
 from mpitrain.reduction.compressor import State
@@ -80,13 +79,12 @@ def mean_gradients(
         compression: name of the compressor of dense gradients.
         states: what it remembers of each bucket, replaced by what it is to remember then; None where it is new.
     """
+    if engine.library is not None:
+        reducer.use(engine.library)
     results: list[Gradient] = list(gradients)
     compressor = COMPRESSORS[compression]
     if states is None:
         states = [compressor.init([plan.specs[position] for position in bucket.members]) for bucket in plan.buckets]
-
-    def exchange(index: int, arrays: Sequence[Buffer], count: float) -> list[Buffer]:
-        return reducer.exchange(plan, index, arrays, count, synchronize)
 
     def average(averaging: Averaging) -> None:
         for index, bucket in enumerate(plan.buckets):
@@ -103,7 +101,7 @@ def mean_gradients(
                     mean.set_shape(gradient.shape)
                 results[position] = mean
 
-    engine.average(exchange, plan.buckets, tf.cast(samples, tf.float64), average)
+    engine.average(reducer.host_side(plan, synchronize), plan.buckets, tf.cast(samples, tf.float64), average)
     return results
 
 

@@ -12,23 +12,17 @@ import numpy as np
 from mpitrain.collectives.bucket import Bucket
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
+from mpitrain.comm.mpi import MpiCommunicator
 from mpitrain.errors import MismatchError, MpitrainError
 from mpitrain.faults.activity import LOOKED_AT_BATCHES
+from mpitrain.native.library import Library
 from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.reduction.finite import FiniteCheck
+from mpitrain.reduction.native_reducer import NativeReducer, NativeUpdate
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import exchange_rows
+from mpitrain.reduction.statistics import Statistics
 from mpitrain.world.agreement import Agreed, Agreement
-
-
-@dataclass
-class Statistics:
-    """Where the time of the exchange went, on this rank."""
-
-    updates: int = 0  # gradient updates done
-    waiting: float = 0.0  # seconds until the slowest rank had come
-    exchange: float = 0.0  # seconds in which buckets were exchanged
-    samples_global: float = 0.0  # samples of all ranks behind all updates
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,8 @@ class Reducer:
         self.communicator = communicator
         self.agreement = agreement
         self.statistics = Statistics()
-        self.agreed: Agreed | None = None
+        self.native: NativeReducer | None = None
+        self._agreed: Agreed | None = None
         self.finite = FiniteCheck(communicator, agreement)
         self._all_reduce = all_reduce
         self._pool = BufferPool()
@@ -90,7 +85,26 @@ class Reducer:
         """Local: ranks were lost, perhaps in the middle of an update."""
         self._left_behind.append(self._pool)  # messages may still arrive in it
         self._pool = BufferPool()
-        self._pending = self.agreed = self._next = None
+        self._pending = self._agreed = self._next = None
+
+    @property
+    def agreed(self) -> Agreed | None:
+        """What the headers of the latest update said, if there was one."""
+        if self.native is not None:
+            self._agreed = self.native.agreed() or self._agreed
+        return self._agreed
+
+    def use(self, library: Library) -> None:
+        """Local: from now on machine code exchanges, where it can; see `host_side`."""
+        communicator = self.communicator
+        if self.native is None and isinstance(communicator, MpiCommunicator):
+            self.native = NativeReducer(
+                library, communicator, self.agreement, self._all_reduce, self.statistics, self.finite
+            )
+
+    def host_side(self, plan: BucketPlan, synchronize: Callable[[], bool] | None = None) -> HostUpdate:
+        """Local: what an engine calls to exchange the buckets of `plan`."""
+        return HostUpdate(self, plan, synchronize)
 
     def contribute_nothing(self, agreed: Agreed) -> None:
         """Local: the next update is one of other ranks, whose header was received already."""
@@ -103,6 +117,7 @@ class Reducer:
         arrays: Sequence[Buffer],
         samples: float,
         synchronize: Callable[[], bool] | None = None,
+        gathered: bool = False,
     ) -> list[Buffer]:
         """Collective: replace bucket `index` of `plan` by its mean over all samples, or the sum over ranks.
 
@@ -117,6 +132,7 @@ class Reducer:
             synchronize: collective, called after the header of an update; makes replicas identical. If it
                 returns True, they were not, and the gradients of ranks other than 0, taken at other
                 weights, do not count in this update.
+            gathered: the headers of this update are there; machine code that has the turn calls.
 
         Returns:
             One array for each of `arrays`, in memory that stays valid while it is referred to; for none of them the
@@ -126,16 +142,16 @@ class Reducer:
             MismatchError: ranks have different plans, or another update is under way on this one.
         """
         try:
-            with self.agreement.turn:
-                # None while it runs: an update that an error ends is not gone on with, and the next one may begin.
-                under_way, self._next = self._next, None
+            with self.agreement.turn.handed_over() if gathered else self.agreement.turn:
+                under_way = self._under_way(plan)
                 if under_way != (None if index == 0 else (plan, index)):
                     raise MismatchError(
                         f"{plan.call.title}: another update of this rank is not finished: two threads exchange "
                         "gradients at the same time, or an error ended the other one. Exchange from one thread."
                     )
-                result = self._exchange(plan, index, arrays, samples, synchronize)
-                self._next = (plan, index + 1) if index + 1 < len(plan.buckets) else None
+                result = self._exchange(plan, index, arrays, samples, synchronize, gathered)
+                if index + 1 < len(plan.buckets):
+                    self._go_on_with(plan, index + 1)
                 return result
         except MpitrainError as error:
             self.communicator.activity.error = error
@@ -148,16 +164,23 @@ class Reducer:
         arrays: Sequence[Buffer],
         samples: float,
         synchronize: Callable[[], bool] | None,
+        gathered: bool,
     ) -> list[Buffer]:
         """Collective: `exchange`, in turn."""
         activity = self.communicator.activity
         activity.inside = plan, index
         try:
             if index == 0:
-                self._begin(plan, samples, synchronize)
+                self._begin(plan, samples, synchronize, gathered)
+                updates = self.statistics.updates
                 # The first update is not looked at: ranks may have begun it from other weights.
-                if samples and self.statistics.updates <= 1 + LOOKED_AT_BATCHES:
-                    activity.note_gradients(self.statistics.updates, arrays)
+                if updates > 1 + LOOKED_AT_BATCHES:
+                    if self.native is not None:
+                        self.native.make_ready(plan)
+                elif samples:
+                    activity.note_gradients(updates, arrays)
+                if updates > 1 and activity.phase == "start":  # machine code may have ended the first one
+                    activity.phase = "compute"
             start = time.perf_counter()
             # What is not finite is told by `FiniteCheck`, with rank and variable, and not by numpy.
             with np.errstate(all="ignore"):
@@ -179,12 +202,30 @@ class Reducer:
                 activity.phase = "compute"
         return result
 
-    def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None) -> None:
+    def _under_way(self, plan: BucketPlan) -> tuple[BucketPlan, int] | None:
+        """Local: the bucket with which an update goes on that has begun here or in machine code."""
+        # None while it runs: an update that an error ends is not gone on with, and the next one may begin.
+        under_way, self._next = self._next, None
+        taken = None if self.native is None else self.native.take(plan)
+        if taken is None:
+            return under_way
+        index, before, after = taken
+        self._weights = _Weights(None if before < 0 else before, after)
+        return plan, index
+
+    def _go_on_with(self, plan: BucketPlan, index: int) -> None:
+        weights = self._weights
+        if self.native is None or not self.native.give(plan, index, weights.before, weights.after):
+            self._next = plan, index
+
+    def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None, gathered: bool) -> None:
         if self._pending is not None:
             agreed, self._pending = self._pending, None
         else:
-            agreed = self.agreement.call(plan.call, samples=samples, idle_ok=True)
-        self.agreed = agreed
+            agreed = self.agreement.call(plan.call, samples=samples, idle_ok=True, gathered=gathered)
+        if self.native is not None:
+            self.native.agreed()  # of an update before
+        self._agreed = agreed
         self._weights = weights_of(agreed, self.communicator.rank, plan.call.added_up)
         if synchronize is not None and synchronize():
             self._weights = _Weights(1.0 if self.communicator.rank == 0 else 0.0, 1.0)
@@ -227,3 +268,19 @@ class Reducer:
         values, indices = exchange_rows(self.communicator, self._all_reduce, values, indices, rows, factor)
         self.finite.look(plan, bucket, values, own, self.statistics.updates)
         return [values, indices]
+
+
+class HostUpdate:
+    """The host's side of the updates of one plan, see `collectives.engine.HostSide`.
+
+    Attributes:
+        native: the same for machine code; None where there is none.
+    """
+
+    def __init__(self, reducer: Reducer, plan: BucketPlan, synchronize: Callable[[], bool] | None) -> None:
+        self._reducer, self._plan, self._synchronize = reducer, plan, synchronize
+        self.native: NativeUpdate | None = None if reducer.native is None else reducer.native.update(plan, self)
+
+    def __call__(self, index: int, arrays: Sequence[Buffer], samples: float, gathered: bool = False) -> list[Buffer]:
+        """Collective: see `Reducer.exchange`."""
+        return self._reducer.exchange(self._plan, index, arrays, samples, self._synchronize, gathered)

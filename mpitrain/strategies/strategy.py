@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from mpitrain.reduction.finite import FiniteCheck
-from mpitrain.reduction.reducer import Statistics
+from mpitrain.reduction.statistics import Statistics
 from mpitrain.strategies.joining import Joining, Part
 from mpitrain.world.agreement import Agreed
 from mpitrain.world.policy import Policy

@@ -14,16 +14,18 @@ collective every rank therefore gathers one small header of each rank. It tells
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from mpitrain.comm.communicator import Communicator
+from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import MismatchError, RankFinishedError
+from mpitrain.runtime.words import Word
 from mpitrain.world.calls import Call, Meeting, meeting
 
 CONTENDED, JOINING, FINISHED = -1, 0, 1
@@ -32,6 +34,7 @@ THREADS = (
     "one after the other."
 )
 REPORTS = 3
+TURN_SECONDS = 2e-4  # between two looks whether machine code has given the turn back
 IDLE = {JOINING: Meeting("waiting for the others (out of data)"), FINISHED: Meeting("at the end of the program")}
 Able = Callable[[Call], float | None]
 
@@ -67,11 +70,19 @@ class Turn:
     """Held by one thread of this rank during a collective, with all that belongs to it.
 
     Threads that call collectives at the same time may do so in another order on another rank. So they are refused.
+
+    Attributes:
+        contended: a thread has had to wait for another one.
     """
 
+    _taken = Word(0, int)  # by machine code, or by Python where there is any
+    contended = Word(1, bool)
+    observed = Word(2, bool)  # somebody wants to know of each collective, so that each is Python's
+
     def __init__(self) -> None:
-        self.contended = False  # a thread has had to wait for another one
+        self.words = np.zeros(3, np.int64)
         self.lock = threading.RLock()  # what is held
+        self.native: Any = None  # machine code that takes the turn as well: `take(words)` and `give(words)`
         self._depth = 0  # collectives may call others
 
     def __enter__(self) -> None:
@@ -79,7 +90,21 @@ class Turn:
         if not self.lock.acquire(blocking=False):
             self.contended = True
             self.lock.acquire()
+        while self.native is not None and self._depth == 0 and not self.native.take(self.words):
+            self.lock.release()  # machine code that has the turn may need it for Python
+            time.sleep(TURN_SECONDS)
+            self.lock.acquire()
         self._depth += 1
+
+    @contextlib.contextmanager
+    def handed_over(self) -> Iterator[None]:
+        """Local: machine code of this thread has taken the turn, and calls Python meanwhile."""
+        with self.lock:
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
 
     def __exit__(self, kind: object, *exception: object) -> None:
         """Local.
@@ -89,6 +114,8 @@ class Turn:
         """
         self._depth -= 1
         outermost = self._depth == 0
+        if outermost and self.native is not None:
+            self.native.give(self.words)
         self.lock.release()
         if self.contended and outermost and kind is None:
             raise MismatchError(f"several threads of this rank {THREADS}")
@@ -99,39 +126,70 @@ class Agreement:
 
     Args:
         ranks: their numbers in the job, for messages, where the group is a part of it.
+
+    Attributes:
+        waiting_seconds: until the slowest rank had come, in all.
     """
+
+    waiting_seconds = Word(0, float)
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         self._communicator = communicator
         self.turn = Turn()  # held while a collective is called, by what calls more than its header
-        self.observer: Observer | None = None  # told of each collective, if anything
+        self.words = np.zeros(1, np.float64)
+        self._observer: Observer | None = None
         # called on a rank at the end of its program where others go on
         self.missed: Callable[[], object] = lambda: None
+        self.own = np.zeros(3 + REPORTS, np.float64)  # this rank's header
+        # A hash has 62 bits, of which a float64 would keep 53: it travels as the bits of an int64.
+        self._what = self.own[:1].view(np.int64)
         self.renew(hosts, ranks)
         self._known: dict[int, Call] = {**IDLE}
-        self.waiting_seconds = 0.0  # until the slowest rank had come, in all
-        self.report: Sequence[float] = (0.0,) * REPORTS  # this rank's numbers, see REPORTS
-        self.request = 0  # bits that all ranks see in the next header; their meaning is the caller's
+
+    @property
+    def observer(self) -> Observer | None:
+        """What is told of each collective, if anything."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._observer, self.turn.observed = observer, observer is not None
+
+    @property
+    def request(self) -> int:
+        """Bits that all ranks see in the next header; their meaning is the caller's."""
+        return int(self.own[2])
+
+    @request.setter
+    def request(self, bits: int) -> None:
+        self.own[2] = bits
+
+    @property
+    def report(self) -> Sequence[float]:
+        """This rank's numbers, see REPORTS."""
+        return tuple(self.own[3:].tolist())
+
+    @report.setter
+    def report(self, numbers: Sequence[float]) -> None:
+        self.own[3:] = numbers
 
     def renew(self, hosts: Sequence[str], ranks: Sequence[int] | None = None) -> None:
         """Local: from now on these ranks agree, the ones that the communicator has now."""
         size = self._communicator.size
         self._hosts = tuple(hosts)
         self._numbers = range(size) if ranks is None else tuple(ranks)
-        self._mine = np.zeros(3 + REPORTS, np.float64)
-        self._all = np.zeros((size, 3 + REPORTS), np.float64)
-        # A hash has 62 bits, of which a float64 would keep 53: it travels as the bits of an int64.
-        self._what = self._mine[:1].view(np.int64)
-        self._calls = self._all.view(np.int64)[:, 0]
+        self.headers = np.zeros((size, 3 + REPORTS), np.float64)  # of all ranks, in the latest call
+        self._calls = self.headers.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
 
-    def call(self, what: Call | str, *, samples: float = 1.0, idle_ok: bool = False) -> Agreed:
+    def call(self, what: Call | str, *, samples: float = 1.0, idle_ok: bool = False, gathered: bool = False) -> Agreed:
         """Collective: agree that all ranks call this now.
 
         Args:
             what: operation and arguments that must be equal on all ranks; a text stands for a `Meeting`.
             samples: weight of this rank's contribution.
             idle_ok: ranks out of data may take part with nothing (gradient updates).
+            gathered: `headers` are those of this call already.
 
         Raises:
             MismatchError: on every rank, when ranks call different things.
@@ -141,8 +199,10 @@ class Agreement:
         signature = called.signature
         self._known[signature] = called
         with self.turn:
-            agreed = self._gather(signature, samples)
-            # The very array that `_gather` gives where all call the same; one that only equals it is never made.
+            if not gathered:
+                self._gather(signature, samples)
+            agreed = self._judge(signature)
+            # The very array that `everyone` gives where all call the same; one that only equals it is never made.
             if agreed.active is self._everyone:
                 return agreed
             agreed = self._ask_idle(agreed, called, lambda call: samples)
@@ -159,7 +219,9 @@ class Agreement:
                 cannot take part. Then `possible` is False, and the active ranks raise.
         """
         with self.turn.lock:
-            agreed = self._gather(FINISHED if finished else JOINING, 0.0)
+            state = FINISHED if finished else JOINING
+            self._gather(state, 0.0)
+            agreed = self._judge(state)
             if not agreed.active.any():
                 return agreed
             if finished:
@@ -183,30 +245,40 @@ class Agreement:
         self._communicator.all_gather(np.array([-1.0 if samples is None else samples]), answers)
         return replace(agreed, samples=answers.clip(0.0), possible=bool((answers >= 0).all()), call=call)
 
-    def _gather(self, what: int, samples: float) -> Agreed:
+    def _gather(self, what: int, samples: float) -> None:
+        """Collective: `headers` become those of all ranks."""
         self._what[0] = CONTENDED if self.turn.contended and what > FINISHED else what
-        self._mine[1] = samples
-        self._mine[2] = self.request
-        self._mine[3:] = self.report
+        self.own[1] = samples
         activity = self._communicator.activity
         inside = activity.inside
         if inside is None:
             activity.inside = self._known[what]
         start = time.perf_counter()
         try:
-            self._communicator.all_gather(self._mine, self._all)
+            self._communicator.all_gather(self.own, self.headers)
         finally:
             activity.inside = inside
         end = time.perf_counter()
         self.waiting_seconds += end - start
         if self.observer is not None and what > FINISHED:
             self.observer.agreed(self._known[what], start, end)
+
+    def everyone(self, headers: Buffer) -> Agreed:
+        """Local: what headers say in which all ranks call the same."""
+        return Agreed(headers[:, 1], headers[:, 3:], headers[:, 2], self._everyone)
+
+    def _judge(self, what: int) -> Agreed:
+        """Local: what the headers say to a rank that calls `what`; collective where they do not agree.
+
+        Raises:
+            MismatchError: ranks call different things.
+        """
         calls = self._calls.tolist()  # lists: numpy takes longer for a few numbers than all the rest of this
         # The next header arrives in the same memory, while these numbers are still read.
-        all_told = self._all.copy()
+        all_told = self.headers.copy()
         samples_of_all, requests, reports = all_told[:, 1], all_told[:, 2], all_told[:, 3:]
         if what > FINISHED and calls.count(what) == len(calls):
-            return Agreed(samples_of_all, reports, requests, self._everyone)
+            return self.everyone(all_told)
         if CONTENDED in calls:
             if what > FINISHED:
                 self._raise_contended([call == CONTENDED for call in calls])

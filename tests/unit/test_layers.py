@@ -26,7 +26,7 @@ LAYERS = (
     ("reduction",),
     ("collectives", "cluster", "placement"),
     ("world",),
-    ("comm",),
+    ("comm", "native"),
     ("faults",),
     ("runtime",),
     ("config",),

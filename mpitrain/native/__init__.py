@@ -1,0 +1,1 @@
+"""How does a step exchange gradients without Python? Machine code beside `reduction` and `comm`, in C."""

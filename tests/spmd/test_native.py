@@ -1,0 +1,195 @@
+"""Gradients exchanged by machine code: the bits and the messages of Python's way, and none of Python's time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mpitrain
+from mpitrain.collectives.native_engine import usable
+from mpitrain.collectives.registry import engine_of
+from mpitrain.errors import MismatchError
+from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
+from mpitrain.reduction.graph import mean_gradients
+from mpitrain.reduction.reducer import Reducer
+
+WORLD = mpitrain.init()
+pytestmark = [
+    pytest.mark.mpich,
+    pytest.mark.skipif(WORLD.size == 1, reason="one rank exchanges nothing"),
+    pytest.mark.skipif(WORLD.size > 1 and isinstance(usable(WORLD), str), reason="no machine code here"),
+]
+FIRST, UPDATES = 5, 9  # Python makes the first ones
+PLANS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
+    "one": [("float32", (3,))],
+    "small": [("float32", (7, 3)), ("float32", ()), ("float64", (5,)), ("float16", (33,)), ("bfloat16", (4, 1))],
+    "empty": [("float32", (0, 4)), ("float32", (2,))],
+    "large": [("float32", (701, 1000)), ("float64", (140_001,)), ("float32", (9,))],
+    "halves": [("bfloat16", (300_001,)), ("float16", (300_000,)), ("float16", (1_100_000,))],
+    "many": [("float32", (size,)) for size in range(1, 300, 7)],
+}
+Samples = Callable[[int, int], float]
+SAMPLES: dict[str, Samples] = {
+    "equal": lambda rank, update: 8.0,
+    "unequal": lambda rank, update: 3.0 + rank,
+    "none on one rank": lambda rank, update: 0.0 if rank == update % WORLD.size else 4.0,
+    "broken": lambda rank, update: 0.1 + rank / 3,
+    "none": lambda rank, update: 0.0,
+}
+
+
+def values(update: int, specs: Sequence[TensorSpec]) -> list[tf.Tensor]:
+    numbers = np.random.default_rng([update, WORLD.rank])
+    return [tf.cast(tf.constant(numbers.normal(size=spec.shape)), spec.dtype) for spec in specs]
+
+
+def plan_of(name: str, added_up: bool = False) -> BucketPlan:
+    specs = [TensorSpec(f"v{i}", shape, dtype) for i, (dtype, shape) in enumerate(PLANS[name])]
+    return plan_buckets(specs, title=f"test of {name}", added_up=added_up)
+
+
+class Job:
+    """One way to exchange a plan again and again."""
+
+    def __init__(self, engine: str, plan: BucketPlan, in_graph: bool = True) -> None:
+        self.plan = plan
+        self.reducer = Reducer(WORLD.communicator, WORLD.agreement, WORLD.all_reduce)
+        collectives = engine_of(WORLD, engine)
+
+        def exchange(gradients: Sequence[tf.Tensor], samples: tf.Tensor) -> list[tf.Tensor]:
+            own = [gradient + 0 for gradient in gradients]  # which nothing else holds: summed in place
+            means: list[tf.Tensor] = mean_gradients(collectives, self.reducer, plan, own, samples)
+            return means
+
+        self._exchange = tf.function(exchange, autograph=False) if in_graph else exchange
+
+    def __call__(self, update: int, samples: Samples, own: Sequence[tf.Tensor] | None = None) -> list[Any]:
+        given = values(update, self.plan.specs) if own is None else own
+        count = tf.constant(samples(WORLD.rank, update), tf.float64)
+        return [mean.numpy() for mean in self._exchange(given, count)]
+
+    @property
+    def left_to_python(self) -> int:
+        assert self.reducer.native is not None
+        return self.reducer.native.left_to_python
+
+
+@contextlib.contextmanager
+def summed_by(way: str) -> Iterator[None]:
+    before = WORLD.all_reduce.chosen
+    WORLD.all_reduce.choose(way)
+    yield
+    if before is not None:
+        WORLD.all_reduce.choose(before)
+
+
+@pytest.mark.parametrize("added_up", [False, True])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_bits_are_those_of_python(name: str, added_up: bool) -> None:
+    plan = plan_of(name, added_up)
+    native, python = Job("native", plan), Job("host", plan)
+    cases = [(case, way) for case in SAMPLES for way in ("ring:65536:4", "mpi")]
+    for update, (case, way) in enumerate([*cases[:1] * UPDATES, *cases]):
+        with summed_by(way):
+            ours, theirs = native(update, SAMPLES[case]), python(update, SAMPLES[case])
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), f"update {update}, {case}, {way}"
+    own, other = native.reducer, python.reducer
+    assert own.statistics.updates == other.statistics.updates
+    assert own.statistics.samples_global == pytest.approx(other.statistics.samples_global)
+    assert own.agreed is not None
+    assert other.agreed is not None
+    np.testing.assert_array_equal(own.agreed.samples, other.agreed.samples)
+    rounded = 0 if added_up else 2  # whose sum is not exact, so that Python adds it up
+    assert native.left_to_python == FIRST + rounded
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_ranks_may_go_different_ways(in_graph: bool) -> None:
+    """The messages are the same: one without machine code may be among them."""
+    for name in ("small", "large"):
+        plan = plan_of(name)
+        job, other = Job("host" if WORLD.rank == 0 else "native", plan, in_graph), Job("host", plan)
+        with summed_by("ring:65536:4"):
+            for update in range(UPDATES):
+                position = WORLD.activity.position
+                ours = job(update, SAMPLES["unequal"])
+                middle = WORLD.activity.position
+                theirs = other(update, SAMPLES["unequal"])
+                assert middle - position == WORLD.activity.position - middle
+                for one, two in zip(ours, theirs, strict=True):
+                    np.testing.assert_array_equal(one, two)
+
+
+def test_python_is_not_asked() -> None:
+    plan = plan_of("many")
+    job = Job("native", plan)
+    for update in range(FIRST + UPDATES):
+        job(update, SAMPLES["unequal"])
+    assert job.left_to_python == FIRST
+    assert WORLD.activity.inside is None
+
+
+def test_rows_go_the_way_of_python_in_between() -> None:
+    specs = [TensorSpec("a", (40,), "float32"), TensorSpec("rows", (9, 2), "float32", sparse=True)]
+    specs += [TensorSpec("b", (300_000,), "float32"), TensorSpec("c", (300_000,), "float32")]
+    plan = plan_buckets(specs, title="with rows")
+    dense, slices = (
+        [specs[0], *specs[2:]],
+        tf.IndexedSlices(tf.ones((2, 2)), tf.constant([1, WORLD.rank]), tf.constant([9, 2])),
+    )
+    means = {}
+    for name in ("native", "host"):
+        reducer, engine = Reducer(WORLD.communicator, WORLD.agreement, WORLD.all_reduce), engine_of(WORLD, name)
+
+        @tf.function(autograph=False)
+        def exchange(first: Any, *rest: Any, engine: Any = engine, reducer: Any = reducer) -> list[Any]:
+            own = [first + 0, slices, *[one + 0 for one in rest]]
+            found: list[Any] = mean_gradients(engine, reducer, plan, own, 2.0)
+            return found
+
+        with summed_by("ring:65536:4"):
+            for update in range(UPDATES):
+                means[name] = [tf.convert_to_tensor(mean).numpy() for mean in exchange(*values(update, dense))]
+        assert reducer.statistics.updates == UPDATES
+    for one, other in zip(means["native"], means["host"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_traced_to_its_rank(name: str, bad: float, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(name)
+    job = Job("native", plan)
+    with summed_by("ring:65536:4"):
+        for update in range(UPDATES):
+            job(update, SAMPLES["equal"])
+        assert "not finite" not in capfd.readouterr().err
+        own = values(UPDATES, plan.specs)
+        if WORLD.rank == WORLD.size - 1:
+            own[0] = tf.concat([tf.fill([1, own[0].shape[1]], tf.constant(bad, own[0].dtype)), own[0][1:]], 0)
+        job(UPDATES, SAMPLES["equal"], own)
+    told = capfd.readouterr().err
+    if WORLD.rank == 0:
+        count = own[0].shape[1]
+        found = f"{count} NaN, 0 infinite" if np.isnan(bad) else f"0 NaN, {count} infinite"
+        assert f"first in v0 on rank {WORLD.size - 1}" in told
+        assert found in told
+
+
+def test_what_ranks_call_differently_is_told_on_all() -> None:
+    one, other = Job("native", plan_of("one")), Job("native", plan_of("small"))
+    for update in range(UPDATES):
+        one(update, SAMPLES["equal"])
+        other(update, SAMPLES["equal"])
+    job = one if WORLD.rank == 0 else other
+    with pytest.raises(tf.errors.UnknownError, match="MismatchError: ranks call different collectives"):
+        job(0, SAMPLES["equal"])
+    assert isinstance(WORLD.activity.error, MismatchError)
+    WORLD.activity.error = None
+    np.testing.assert_array_equal(one(1, SAMPLES["equal"])[0], Job("host", plan_of("one"))(1, SAMPLES["equal"])[0])
