@@ -85,6 +85,16 @@ def test_what_is_saved(tmp_path: Path) -> None:
     assert (numbers["class_names"], numbers["model_path"]) == (["0", "1", "2"], str(path))
 
 
+def test_a_model_that_does_not_fit_the_data_is_refused_on_all_ranks() -> None:
+    def rank(world: World) -> str:
+        labels = np.where(np.arange(22) == 3, 5, Y)
+        with pytest.raises(AgreedError, match=r"the model has 3 outputs, but the labels are of 6 classes") as caught:
+            Trainer(made(compiled=False), world=world).fit(mpitrain.load_data((X, labels), world=world))
+        return str(caught.value)
+
+    assert len(set(run(2, rank))) == 1
+
+
 def test_what_cannot_be_saved_all_ranks_are_told(tmp_path: Path) -> None:
     def rank(world: World) -> str:
         with pytest.raises(AgreedError) as caught:
