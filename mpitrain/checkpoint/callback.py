@@ -29,6 +29,7 @@ from mpitrain.checkpoint.writer import BackgroundWriter
 from mpitrain.config import own_options
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import keras_private, marks
+from mpitrain.runtime.counted import counted
 from mpitrain.training.model_hook import mark_synchronized
 from mpitrain.training.optimizer import hook_of
 from mpitrain.world.consensus import run_on_all
@@ -355,7 +356,7 @@ class Checkpoint(keras.callbacks.Callback):
             marks.tell("resumed", self._world.rank, self.position.steps)
         over = self.finished or self.position.epoch >= self.params.get("epochs", 0)
         what = "the run is over, and nothing is left to train:" if over else "goes on from"
-        self._say(f"{what} {resumed.source}: {self.position} (written by {resumed.ranks} ranks)")
+        self._say(f"{what} {resumed.source}: {self.position} (written by {counted(resumed.ranks, 'rank')})")
         if self.differences:
             self._say(f"goes on with others than before: {'; '.join(self.differences)}")
         if not self.position.step:

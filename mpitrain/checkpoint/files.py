@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 
 FORMAT = "mpitrain checkpoint 1"
 MANIFEST, ARRAYS, MODEL = "manifest.json", "arrays.bin", "model.keras"
@@ -215,7 +216,9 @@ def _checked(path: Path, name: str, size: int, sha256: str, keep: bool) -> Array
     try:
         with file_path.open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != size:
-                raise DamagedError(f"{file_path} has {os.fstat(file.fileno()).st_size} bytes instead of {size}")
+                raise DamagedError(
+                    f"{file_path} has {counted(os.fstat(file.fileno()).st_size, 'byte')} instead of {size}"
+                )
             content = np.empty(size if keep else min(size, BLOCK_BYTES), np.uint8)
             view = content.data
             while done < size:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.config import MOST, check_values, option
+from mpitrain.runtime.counted import counted
 
 EVERY = r"epoch|([1-9]\d*) ?(steps?|s|min|h)"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -90,7 +91,7 @@ class Position:
     steps: int = 0  # steps of all epochs
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch + 1}" + (f", after {self.step} steps of it" if self.step else "")
+        return f"epoch {self.epoch + 1}" + (f", after {counted(self.step, 'step')} of it" if self.step else "")
 
     def as_info(self) -> dict[str, Any]:
         """Local: as JSON can hold it."""

@@ -16,6 +16,7 @@ from mpitrain.checkpoint.options import AUTO, NEVER, CheckpointOptions, Dealt, P
 from mpitrain.checkpoint.store import Store, read_one
 from mpitrain.comm.communicator import Communicator
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.marks import reporter
 from mpitrain.world.consensus import run_on_root
 
@@ -144,7 +145,8 @@ def position_among(resumed: Resumption, dealt: Dealt | None, ranks: int, warn: T
         here = {"samples": dealt.samples, "seed": dealt.seed}
         if order != here:
             raise UsageError(
-                f"{resumed.source} was written in the middle of an epoch of {order['samples']} samples with seed "
+                f"{resumed.source} was written in the middle of an epoch of "
+                f"{counted(order['samples'], 'sample')} with seed "
                 f"{order['seed']}, but now there are {here['samples']} with seed {here['seed']}, in another order: "
                 "give the same data and seed, or --resume never"
             )
@@ -153,7 +155,8 @@ def position_among(resumed: Resumption, dealt: Dealt | None, ranks: int, warn: T
     step, left = divmod(position.step * resumed.ranks, ranks)
     if left:
         warn(
-            f"{resumed.source} was written after {position.step} steps by {resumed.ranks} ranks, which are no whole "
-            f"number of steps of {ranks}: up to {left} batches of this epoch are seen twice"
+            f"{resumed.source} was written after {counted(position.step, 'step')} by "
+            f"{counted(resumed.ranks, 'rank')}, which is no whole number of "
+            f"steps of {ranks}: it sees up to {counted(left, 'batch')} of this epoch twice"
         )
     return Position(position.epoch, step, 0, position.steps)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mpitrain.errors import UsageError
 from mpitrain.runtime import keras_private
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.replicas import has_value, name_of, part_streams
 from mpitrain.training.optimizer import hook_of, replicated_state
 from mpitrain.world.world import World
@@ -85,7 +86,7 @@ def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = Non
     values = {key: _copy(variable) for key, variable in own.items()} | _random_states()
     # Compared before anything is gathered: arrays of other shapes would shift all that stand behind them.
     description = "\n".join(f"{key} {value.dtype.name}{list(value.shape)}" for key, value in values.items())
-    world.agreement.call(f"checkpoint of {len(values)} values of each rank\n{description}")
+    world.agreement.call(f"checkpoint of {counted(len(values), 'value')} of each rank\n{description}")
     others = _gather_different(values, world) if world.size > 1 else {}
     if not world.is_root:
         return {}

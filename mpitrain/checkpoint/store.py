@@ -17,6 +17,7 @@ from typing import Any
 from mpitrain.checkpoint import files
 from mpitrain.checkpoint.files import DamagedError, ModelWriter, Snapshot
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 
 NAME = re.compile(r"checkpoint-(\d{6,})")
 RISING = ("acc", "accuracy", "auc", "f1_score", "precision", "recall", "iou", "mean_iou")
@@ -83,8 +84,8 @@ class Store:
                 return path, snapshot
         if paths:
             raise UsageError(
-                f"none of the {len(paths)} checkpoints in {self.directory} is whole: give another --checkpoint-dir, or "
-                "--resume never to begin anew"
+                f"none of {counted(len(paths), 'checkpoint')} in {self.directory} is whole: give another "
+                "--checkpoint-dir, or --resume never to begin anew"
             )
         return None
 

@@ -20,6 +20,7 @@ from mpitrain.doctor.job import PlannedJob
 from mpitrain.errors import LauncherError
 from mpitrain.launch import allocation
 from mpitrain.runtime import launcher
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.hostfile import Host, same_hosts
 from mpitrain.runtime.threads import physical_cores
 
@@ -82,7 +83,7 @@ def _print(findings: Sequence[Finding], names: Sequence[str], seconds: float) ->
             mend = f"; mend: {one.remedy}" if one.remedy else ""
             print(f"{one.colour:<6} {one.check:<14} {_where(one, names)}: {one.sentence}{mend}")
     counts = [f"{sum(one.colour == colour for one in findings)} {colour}" for colour in WORST_FIRST]
-    print(f"{', '.join(counts)}; {len(names)} {'host' if len(names) == 1 else 'hosts'}, {seconds:.1f} s")
+    print(f"{', '.join(counts)}; {counted(len(names), 'host')}, {seconds:.1f} s")
 
 
 def _print_table(findings: Sequence[Finding], names: Sequence[str]) -> None:

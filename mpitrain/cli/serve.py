@@ -26,6 +26,7 @@ from mpitrain.config import build, options
 from mpitrain.errors import DeviceError, LauncherError, UsageError
 from mpitrain.runtime import devices, gpus, launcher
 from mpitrain.runtime.columns import columns
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.topology import Topology
 from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
 from mpitrain.world.world import World
@@ -134,7 +135,7 @@ def _told(world: World, server: Server, arguments: argparse.Namespace) -> str:
     ]
     end = f"ends with {arguments.rest[0]}" if arguments.rest else "stop it with Ctrl-C"
     return (
-        f"mpitrain: a cluster of {len(rows)} tasks runs, {server.access}; {end}, or with "
+        f"mpitrain: a cluster of {counted(len(rows), 'task')} runs, {server.access}; {end}, or with "
         f"`mpitrain serve --stop{named}`\n{columns(('task', 'rank', 'host', 'target'), rows)}"
     )
 

@@ -18,6 +18,7 @@ from mpitrain.cli.parser import Parser
 from mpitrain.config import read_file, values
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.observe.ranks import Place, places, table
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.parameter_server.choice import device_of
 from mpitrain.strategies.parameter_server.connection import client_of, connect, is_served
 from mpitrain.trainer.options import DEFAULT_JOB, TrainConfig, known, merge
@@ -131,7 +132,7 @@ def _heading(world: World) -> str:
     ranks, hosts = world.size, world.topology.node_count
     threads = world.threads
     return (
-        f"mpitrain {__version__}: {ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, "
+        f"mpitrain {__version__}: {counted(ranks, 'rank')} on {counted(hosts, 'host')}, "
         f"{world.devices.description}, {threads.intra} intra-op and {threads.inter} inter-op threads a rank"
     )
 
@@ -139,16 +140,19 @@ def _heading(world: World) -> str:
 def _plan(world: World, config: TrainConfig, job: TrainingJob) -> list[str]:
     source, model = job.source, job.model
     rate = float(job.optimizer.learning_rate.numpy())
-    classes = "regression" if source.num_classes is None else f"{source.num_classes} classes"
+    classes = "regression" if source.num_classes is None else counted(source.num_classes, "class")
     changes = f"scaling with ranks: {config.lr_scaling}, decay: {config.lr_decay}"
     servers = []
     if is_served(world):
         from mpitrain.strategies.parameter_server.setup import described
 
         servers = described(job.model, job.optimizer, client_of(world), config.exchange.show_plan)
-    counts = f"{source.train_count:,} training, {source.validation_count:,} validation, {source.test_count:,}"
+    counts = (
+        f"{source.train_count:,} training, {source.validation_count:,} validation, "
+        f"{counted(source.test_count, 'test sample')}"
+    )
     return [
-        f"data       {source.description}: {counts} test samples, {classes}",
+        f"data       {source.description}: {counts}, {classes}",
         f"inputs     {source.meaning.inputs}; {_preprocessing(source.meaning.preprocessing, config.model)}",
         f"labels     {source.meaning.labels}",
         f"model      {config.model}: {model.count_params():,} parameters, {_precision(config)}",

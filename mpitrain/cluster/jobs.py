@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 # Where clients connect unless they say so: TensorFlow's customary names of jobs that compute.
@@ -101,8 +102,8 @@ def sizes(jobs: str | Mapping[str, int], ranks: int) -> dict[str, int]:
     if sum(found.values()) != ranks or min(found.values(), default=0) < 1:
         tasks = named + len(open_jobs)
         raise UsageError(
-            f"jobs {jobs!r} need {'at least ' * bool(open_jobs)}{tasks} ranks, one for each task, but there are "
-            f"{ranks}: mpirun -np {tasks}, or other --jobs"
+            f"jobs {jobs!r} need {'at least ' * bool(open_jobs)}{counted(tasks, 'rank')}, one for each "
+            f"task, but there are {ranks}: mpirun -np {tasks}, or other --jobs"
         )
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpitrain.comm import adasum
 from mpitrain.comm.communicator import Buffer, Op, scale
+from mpitrain.runtime.counted import counted
 from mpitrain.world.calls import Call, Meeting
 from mpitrain.world.world import World
 
@@ -216,7 +217,7 @@ def all_to_all(world: World, array: Buffer, splits: Buffer | None, name: str | N
     counts = _gather_counts(world, splits if valid else np.full(world.size, -1))
     bad = [world.agreement.number(rank) for rank in range(world.size) if (counts[rank] < 0).any()]
     if bad:
-        own = f"; this rank gave {splits.tolist()} for {rows} rows" if not valid else ""
+        own = f"; this rank gave {splits.tolist()} for {counted(rows, 'row')}" if not valid else ""
         raise ValueError(
             f"splits must be {world.size} numbers of rows that add up to all rows: not so on ranks {bad}{own}"
         )

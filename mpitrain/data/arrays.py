@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mpitrain.data.labels import Labels, Task, as_labels, some
 from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 Array = NDArray[Any]
 BLOCK = 64
@@ -153,7 +154,8 @@ def _part(
     count = len(y) if y.ndim else 0
     if len(x) != count:
         raise DataError(
-            f"{path}: {names[0]} has {len(x)} samples, but {names[1]} has {count} labels: give one label a sample"
+            f"{path}: {names[0]} has {counted(len(x), 'sample')}, but {names[1]} has "
+            f"{counted(count, 'label')}: give one label a sample"
         )
     return x, as_labels(y, f"{path}, {names[1]}", task, num_classes, names=class_names)
 

@@ -15,6 +15,7 @@ from mpitrain.data.labels import some
 from mpitrain.data.sharding import Indices
 from mpitrain.data.source import DataSource, Meaning, Preprocessing, Samples, Share, assemble
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 # What file managers leave behind, beside what begins with a dot.
@@ -53,7 +54,7 @@ def load_images(directory: Path, share: Share, image_size: tuple[int, int] | Non
         validation=samples.get("validation"),
         test=samples.get("test"),
         num_classes=len(classes),
-        description=f"{directory}, {len(classes)} classes, {'x'.join(map(str, common.shape))}",
+        description=f"{directory}, {counted(len(classes), 'class')}, {'x'.join(map(str, common.shape))}",
         meaning=Meaning(
             f"{common}{resized}" + (f"; left out: {some(left_out)}" if left_out else ""),
             f"folders {some(classes)}",

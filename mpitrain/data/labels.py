@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 Task = Literal["auto", "classification", "regression"]
 Array = NDArray[Any]
@@ -92,7 +93,9 @@ def _of_texts(
             f"{name}: the label of {place(first)} is {unknown[0]!r}, a class that the training samples lack"
         )
     if num_classes not in (None, len(names)):
-        raise DataError(f"{name}: the labels are of {len(names)} classes, but --classes is {num_classes}: leave it out")
+        raise DataError(
+            f"{name}: the labels are of {counted(len(names), 'class')}, but --classes is {num_classes}: leave it out"
+        )
     numbers = np.asarray([names.index(text) for text in found.tolist()], np.int64)[codes]
     return Labels(numbers, len(names), names, f"classes {some(names)}")
 
@@ -148,8 +151,9 @@ def count_classes(
     # Numbers of which most do not occur are rather years, sizes or the like.
     if largest >= max(len(classes), 2) or 2 * present <= largest:
         raise DataError(
-            f"{name}: labels go up to {largest}, but there are only {len(classes)} samples, of {present} classes: "
-            "number the classes 0, 1, 2, ..., say how many there are with --classes, or ask for a regression with "
+            f"{name}: labels go up to {largest}, but there are only {counted(present, 'class')} in "
+            f"{counted(len(classes), 'sample')}: number the classes 0, 1, 2, ..., "
+            "say how many there are with --classes, or ask for a regression with "
             "--task regression"
         )
     if present == 1:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 Indices = NDArray[np.int64]
 
@@ -51,7 +52,9 @@ def hold_out(count: int, fraction: float, seed: int) -> tuple[Indices, Indices]:
         raise DataError(f"the validation split is {fraction}: give a fraction of at least 0 and below 1")
     held = round(count * fraction)
     if count and held == count:
-        raise DataError(f"a validation split of {fraction} leaves none of {count} samples to train on: make it smaller")
+        raise DataError(
+            f"a validation split of {fraction} leaves none of {counted(count, 'sample')} to train on: make it smaller"
+        )
     # The second number keeps apart what is drawn from one seed: 1 what is held out, 2 orders, 3 seeds of streams.
     order = np.random.default_rng([seed, 1]).permutation(count)
     return np.sort(order[held:]).astype(np.int64), np.sort(order[:held]).astype(np.int64)

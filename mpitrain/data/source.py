@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mpitrain.data.sharding import EpochOrder, Indices, hold_out, known_count
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,8 @@ def enough_for_all_ranks(count: int, share: Share, description: str) -> None:
     """
     if count < max(share.size, 1):
         raise DataError(
-            f"{description}: {count} training samples are too few for {share.size} ranks: start at most {count} ranks"
+            f"{description}: {counted(count, 'training sample')}, too few for {share.size} ranks: "
+            f"start at most {counted(count, 'rank')}"
             if count
             else f"{description}: there are no samples to train on: give data with at least one sample"
         )

@@ -20,6 +20,7 @@ from mpitrain.data.arrays import array_samples, first_not_finite
 from mpitrain.data.labels import Task, as_labels, some
 from mpitrain.data.source import DataSource, Meaning, Share, assemble
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 LABEL_NAMES = ("label", "target", "class", "y")
 CLASS_NAMES = ("label", "class")
@@ -63,7 +64,7 @@ def load_csv(path: Path, share: Share, task: Task, num_classes: int | None) -> D
         num_classes=labels.num_classes,
         description=str(path),
         meaning=Meaning(
-            f"{len(table.inputs)} columns, {some(table.inputs)}; {table.reading}",
+            f"{counted(len(table.inputs), 'column')}, {some(table.inputs)}; {table.reading}",
             f"column {table.label}, {labels.meaning}",
             labels.class_names,
         ),

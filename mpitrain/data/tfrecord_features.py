@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mpitrain.data.image_decoding import FORMATS, STARTS, Form, decode, form_of
 from mpitrain.errors import DataError
+from mpitrain.runtime.counted import counted
 
 LABEL_NAMES = ("label", "target", "class", "y")
 INPUT_NAMES = ("x", "image", "image_raw", "encoded", "features", "data", "input")
@@ -86,9 +87,11 @@ def misfit(record: bytes, spec: FeatureSpec) -> str:
         if stored != wanted:
             return f"has {stored} in feature {feature.name!r}, where the first record has {wanted}"
         if len(values) != count:
-            return f"has {len(values)} values in feature {feature.name!r}, where the first record has {count}"
+            return (
+                f"has {counted(len(values), 'value')} in feature {feature.name!r}, where the first record has {count}"
+            )
         if feature.kind == "bytes" and len(values[0]) != math.prod(feature.shape):
-            return f"has {len(values[0])} bytes in feature {feature.name!r}, not {math.prod(feature.shape)}"
+            return f"has {counted(len(values[0]), 'byte')} in feature {feature.name!r}, not {math.prod(feature.shape)}"
     return "cannot be parsed"
 
 
@@ -116,7 +119,9 @@ def _features(record: bytes, name: str) -> Mapping[str, Any]:
             f"{name}: the first record is no tf.train.Example: write records as serialized Examples"
         ) from error
     if len(features) < 2:
-        raise DataError(f"{name}: the first record has {len(features)} features: it needs a sample and a label")
+        raise DataError(
+            f"{name}: the first record has {counted(len(features), 'feature')}: it needs a sample and a label"
+        )
     return features
 
 
@@ -191,8 +196,8 @@ def _hint(data: bytes, key: str, name: str) -> bytes:
     if not data.startswith(STARTS):
         form = f'{{"x": {{"name": "{key}", "kind": "bytes", "shape": [height, width, channels]}}}}'
         raise DataError(
-            f"{name}: feature {key!r} holds {len(data)} bytes that are no {FORMATS} image: if they are raw pixels, say "
-            f"so in the feature spec: {form}"
+            f"{name}: feature {key!r} holds {counted(len(data), 'byte')} that are no {FORMATS} image: if "
+            f"they are raw pixels, say so in the feature spec: {form}"
         )
     return data
 
@@ -200,7 +205,7 @@ def _hint(data: bytes, key: str, name: str) -> bytes:
 def _fits(shape: tuple[int, ...], count: int, key: str, name: str) -> None:
     if math.prod(shape) != count:
         raise DataError(
-            f"{name}: feature {key!r} has {count} values, which do not make shape {list(shape)}: correct "
+            f"{name}: feature {key!r} has {counted(count, 'value')}, which do not make shape {list(shape)}: correct "
             "the feature spec"
         )
 

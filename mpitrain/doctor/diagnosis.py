@@ -28,6 +28,7 @@ from mpitrain.launch.job import Srun, choose_srun
 from mpitrain.launch.request import Request, forwarded
 from mpitrain.launch.ssh import Ssh, from_environment
 from mpitrain.launch.ssh_program import SshProgram as SshProgram
+from mpitrain.runtime.counted import counted
 
 # All is over within a minute, whatever is broken: the trial job has what asking and connecting have left.
 WHOLE_SECONDS = 55.0
@@ -207,4 +208,4 @@ class _Examination:
 
 
 def _count(hosts: Collection[str]) -> str:
-    return f"{len(hosts)} {'host' if len(hosts) == 1 else 'hosts'}"
+    return counted(len(hosts), "host")

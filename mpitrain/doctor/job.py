@@ -10,6 +10,7 @@ from mpitrain.doctor.finding import Finding
 from mpitrain.launch.allocation import Allocation
 from mpitrain.launch.commands import shares
 from mpitrain.launch.dialect import Mpi
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.hostfile import Host
 
 ROOT_VARIABLES = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
@@ -79,9 +80,9 @@ def _slots(job: PlannedJob, open_mpi: bool) -> Iterator[Finding]:
         yield Finding("slots", (host.name,), "red", sentence, f"-np {job.slots}, or a higher max_slots")
         return
     if job.ranks <= job.slots:
-        yield Finding("slots", names, "green", f"{job.ranks} ranks, {job.slots} slots")
+        yield Finding("slots", names, "green", f"{counted(job.ranks, 'rank')}, {counted(job.slots, 'slot')}")
         return
-    sentence = f"{job.ranks} ranks, but only {job.slots} slots"
+    sentence = f"{counted(job.ranks, 'rank')}, but only {counted(job.slots, 'slot')}"
     remedy = (
         f"-np {job.slots}, or more slots in the list of hosts; to share cores on purpose: mpitrain run --oversubscribe"
     )
@@ -94,17 +95,13 @@ def _slots(job: PlannedJob, open_mpi: bool) -> Iterator[Finding]:
 
 def _cores(name: str, ranks: int, cores: int) -> Finding:
     if ranks <= cores:
-        return Finding("cores", (name,), "green", f"{ranks} {_plural('rank', ranks)}, {cores} {_plural('core', cores)}")
-    sentence = f"{ranks} ranks share {cores} {_plural('core', cores)}: each waits for the others to get one"
-    return Finding("cores", (name,), "yellow", sentence, f"at most {cores} ranks on {name}")
+        return Finding("cores", (name,), "green", f"{counted(ranks, 'rank')}, {counted(cores, 'core')}")
+    sentence = f"{ranks} ranks share {counted(cores, 'core')}: each waits for the others to get one"
+    return Finding("cores", (name,), "yellow", sentence, f"at most {counted(cores, 'rank')} on {name}")
 
 
 def _gpus(name: str, ranks: int, gpus: int) -> Finding:
     if ranks <= gpus:
-        return Finding("ranks and GPUs", (name,), "green", f"{ranks} {_plural('rank', ranks)}, {gpus} usable")
-    sentence = f"{ranks} ranks, but only {gpus} usable {_plural('GPU', gpus)}"
+        return Finding("ranks and GPUs", (name,), "green", f"{counted(ranks, 'rank')}, {gpus} usable")
+    sentence = f"{ranks} ranks, but only {counted(gpus, 'usable GPU')}"
     return Finding("ranks and GPUs", (name,), "red", sentence, f"one rank per GPU ({name}:{gpus}), or --share-gpus")
-
-
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"

@@ -9,6 +9,7 @@ from mpitrain.doctor.facts import Facts, Graphics
 from mpitrain.doctor.finding import Colour, Finding
 from mpitrain.doctor.job import PlannedJob
 from mpitrain.doctor.software import TENSORFLOWS, numbers
+from mpitrain.runtime.counted import counted
 
 MIB, GIB = 1 << 20, 1 << 30
 # What ranks of one host exchange through; containers have 64 MiB unless they are told otherwise.
@@ -42,9 +43,11 @@ def _memory(name: str, free: int, ranks: int) -> Finding:
     each = free / ranks
     if each >= LITTLE_BYTES_PER_RANK:
         return Finding("memory", (name,), "green", "1 GiB or more is free for each rank")
-    sentence = f"{size(free)} free for {ranks} ranks: {size(each)} each, and TensorFlow alone takes half a GiB"
+    sentence = (
+        f"{size(free)} free for {counted(ranks, 'rank')}: {size(each)} each, and TensorFlow alone takes half a GiB"
+    )
     colour: Colour = "red" if each < LEAST_BYTES_PER_RANK else "yellow"
-    return Finding("memory", (name,), colour, sentence, f"at most {max(1, free // GIB)} ranks on {name}")
+    return Finding("memory", (name,), colour, sentence, f"at most {counted(max(1, free // GIB), 'rank')} on {name}")
 
 
 def _shared_memory(name: str, nbytes: int, ranks: int) -> Finding:
@@ -91,7 +94,7 @@ def _graphics(name: str, host: Facts) -> Iterator[Finding]:
         yield Finding("GPU", (name,), "yellow", sentence, remedy)
         return
     if cards.visible is not None and not cards.usable:
-        sentence = f"CUDA_VISIBLE_DEVICES={cards.visible} hides all {cards.devices} GPUs"
+        sentence = f"{counted(cards.devices, 'GPU')}, all hidden by CUDA_VISIBLE_DEVICES={cards.visible}"
         yield Finding("GPU", (name,), "yellow", sentence, "unset CUDA_VISIBLE_DEVICES")
         return
     yield _driver(name, host, cards)
@@ -102,7 +105,9 @@ def _driver(name: str, host: Facts, cards: Graphics) -> Finding:
     build = cards.build.get("cuda_version", "")
     if cards.build.get("is_cuda_build") != "True" or not numbers(build):
         installed = " ".join(wheel for wheel in TENSORFLOWS if wheel in host.packages)
-        sentence = f"{cards.devices} GPUs, but the installed TensorFlow is built without CUDA: it uses the CPU"
+        sentence = (
+            f"{counted(cards.devices, 'GPU')}, but the installed TensorFlow is built without CUDA: it uses the CPU"
+        )
         remedy = f"{pip} uninstall -y {installed}; {pip} install 'tensorflow[and-cuda]'"
         return Finding("GPU", (name,), "yellow", sentence, remedy)
     driver = cards.driver or next((card.split(",")[1].strip() for card in cards.cards), "")
@@ -112,6 +117,6 @@ def _driver(name: str, host: Facts, cards: Graphics) -> Finding:
         remedy = "a newer driver (Ubuntu: sudo ubuntu-drivers install), or a TensorFlow built for an older CUDA"
         return Finding("GPU", (name,), "red", sentence, remedy)
     if not cards.cudnn and not any(wheel.startswith("nvidia-cudnn") for wheel in host.packages):
-        sentence = f"{cards.devices} GPUs, but cuDNN is not installed: TensorFlow would use the CPU"
+        sentence = f"{counted(cards.devices, 'GPU')}, but cuDNN is not installed: TensorFlow would use the CPU"
         return Finding("GPU", (name,), "yellow", sentence, f"{pip} install 'tensorflow[and-cuda]'")
     return Finding("GPU", (name,), "green", f"{cards.usable} usable; driver {driver}, TensorFlow's CUDA {build}")

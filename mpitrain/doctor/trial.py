@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mpitrain.doctor.facts import Facts
 from mpitrain.doctor.finding import Finding
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.launcher import without_rank
 
 # What the program of the job, `probe`, prints: results on rank 0, and on each how far it has come.
@@ -93,7 +94,7 @@ def check(trial: Trial, names: Sequence[str]) -> Iterator[Finding]:
     if trial.seconds is not None or trial.code or not trial.ranks:
         yield Finding("MPI job", hosts, "red", *_failed(trial, names))
         return
-    where = f"{trial.ranks} ranks on {trial.hosts} {'host' if trial.hosts == 1 else 'hosts'} found each other"
+    where = f"{counted(trial.ranks, 'rank')} on {counted(trial.hosts, 'host')} found each other"
     yield Finding("MPI job", hosts, "green", where)
     colour = THREAD_LEVELS.get(trial.thread_level, "red")
     sentence = f"MPI gives the level {trial.thread_level}"

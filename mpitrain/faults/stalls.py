@@ -9,6 +9,7 @@ from typing import Literal
 from mpitrain.faults.activity import PATIENT_PHASES
 from mpitrain.faults.processes import STATES, bytes_text
 from mpitrain.faults.report import Culprit
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.exit_codes import STALLED
 
 Kind = Literal["going on", "patient", "stall", "network"]
@@ -100,7 +101,7 @@ def note(verdict: Verdict) -> str:
 
 
 def _headline(verdict: Verdict) -> str:
-    count = f"{len(verdict.waiting)} rank{'s' * (len(verdict.waiting) != 1)}"
+    count = counted(len(verdict.waiting), "rank")
     if verdict.kind == "network":
         return (
             f"mpitrain: stall: all ranks have come to an exchange, which has not ended for {verdict.seconds:.0f} s: "

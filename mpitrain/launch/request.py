@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.hostfile import Host
 
 MAPPINGS = ("slot", "node")
@@ -76,7 +77,11 @@ def count_ranks(asked: int | None, hosts: Sequence[Host], cores: int, oversubscr
         raise UsageError(f"-np is {asked}: there must be at least 1 rank")
     if asked <= slots:
         return asked, False
-    where = ", ".join(f"{host.name} {host.slots}" for host in hosts[:8]) if hosts else f"this host has {cores} cores"
+    where = (
+        ", ".join(f"{host.name} {host.slots}" for host in hosts[:8])
+        if hosts
+        else f"this host has {counted(cores, 'core')}"
+    )
     where += ", ..." * (len(hosts) > 8)
     if not oversubscribe:
         raise UsageError(

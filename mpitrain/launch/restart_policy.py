@@ -11,6 +11,7 @@ from mpitrain.faults.options import SHRINK
 from mpitrain.launch.request import Request
 from mpitrain.launch.supervisor import ENDING_SIGNALS, Outcome
 from mpitrain.launch.verdict import lost_hosts
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.exit_codes import ON_PURPOSE
 from mpitrain.runtime.hostfile import same_hosts
 
@@ -43,7 +44,7 @@ def policy(on_failure: str | None, restarts: int | None, min_ranks: int | None, 
     if restarts is not None and restarts < 0:
         raise UsageError(f"--restarts is {restarts}: give 0 for none, or how often a job that fails is started again")
     if min_ranks is not None and not 1 <= min_ranks <= ranks:
-        raise UsageError(f"--min-np is {min_ranks}: give at least 1, and no more than the {ranks} ranks of the job")
+        raise UsageError(f"--min-np is {min_ranks}: give at least 1, and no more than the job has, {ranks}")
     if on_failure == ABORT and restarts:
         raise UsageError(f"--on-failure abort and --restarts {restarts} exclude each other: leave one of them out")
     if on_failure == RESTART and restarts == 0:
@@ -142,7 +143,7 @@ class Restarts:
         delay = min(LONGEST_DELAY_SECONDS, 2.0 ** max(0, self._in_vain - 1))
         return NextAttempt(smaller, delay, self.saved is not None), (
             f"the job failed {failure}; restart {len(self.failures)} of {self.policy.restarts} in {delay:g} s, "
-            f"with {_ranks(smaller.ranks)}{_places(request, smaller)}, {self._origin()}"
+            f"with {counted(smaller.ranks, 'rank')}{_places(request, smaller)}, {self._origin()}"
         )
 
     def _refusal(self, failure: Failure, earlier: Sequence[Failure], smaller: Request) -> str:
@@ -150,10 +151,10 @@ class Restarts:
             step = f"step {failure.step + 1} has" if failure.step else "its first step has"
             return f"{step} failed twice for the same reason"
         if smaller.ranks < self.policy.min_ranks:
-            left = _ranks(smaller.ranks) if smaller.ranks else "no rank"
+            left = counted(smaller.ranks, "rank") if smaller.ranks else "no rank"
             return f"{left} of {self.policy.min_ranks} (--min-np) would be left"
         if len(self.failures) > self.policy.restarts:
-            return f"it has been {self.policy.restarts} times (--restarts)"
+            return f"it has been {counted(self.policy.restarts, 'time')} (--restarts)"
         return ""
 
     def _newest(self) -> str:
@@ -194,10 +195,6 @@ def remove_hosts(request: Request, lost: Sequence[str]) -> Request:
     return dataclasses.replace(request, hosts=left, ranks=max(ranks, bool(slots)))
 
 
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' * (number != 1)}"
-
-
 def _places(before: Request, after: Request) -> str:
     gone = [host.name for host in before.hosts if host not in after.hosts]
     return f", without {', '.join(gone)}" if gone else ""
@@ -206,6 +203,6 @@ def _places(before: Request, after: Request) -> str:
 def promise(policy: Policy, request: Request, origin: str) -> str:
     """What a job survives, told before it starts."""
     losses = "the loss of ranks" + ", and of hosts other than this one" * (len(request.hosts) > 1)
-    least = f", down to {_ranks(policy.min_ranks)}" * (len(request.hosts) > 1)
-    restarts = f"{policy.restarts} restart{'s' * (policy.restarts != 1)}"
+    least = f", down to {counted(policy.min_ranks, 'rank')}" * (len(request.hosts) > 1)
+    restarts = counted(policy.restarts, "restart")
     return f"survives {losses}, by at most {restarts}{least}: {origin}"

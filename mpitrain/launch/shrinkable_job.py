@@ -8,6 +8,7 @@ from mpitrain.config import variable
 from mpitrain.errors import UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.launch.job import LaunchJob
+from mpitrain.runtime.counted import counted
 
 HOSTS, RANKS = SURVIVED = ("hosts", "ranks")
 # Open MPI 5: user-level failure mitigation; and no waiting for the lost at the end, which without that may take for
@@ -58,7 +59,7 @@ def promise(job: LaunchJob, min_ranks: int) -> str:
     elif len(job.request.hosts) > 1:
         limits = f". Not the loss of a host: for that add {'--restarts' if _why_not_hosts(job) else '--survive hosts'}"
     return (
-        f"{lost}, from the first update on, down to {min_ranks} rank{'s' * (min_ranks != 1)}: in trainings of "
+        f"{lost}, from the first update on, down to {counted(min_ranks, 'rank')}: in trainings of "
         f"mpitrain, and in programs that use hvd.elastic.run{limits}"
     )
 

@@ -11,6 +11,7 @@ from mpitrain.launch.daemonless.places import nodes_of
 from mpitrain.launch.request import Request
 from mpitrain.launch.ssh_program import NO_CONNECTION
 from mpitrain.launch.supervisor import Outcome
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.exit_codes import BY_SIGNAL
 
 # What Open MPI's launcher says when it misses the daemon of a host.
@@ -108,7 +109,7 @@ def _hosts(outcome: Outcome) -> list[str]:
 
 def _late(outcome: Outcome, request: Request, seconds: float) -> str:
     begun = outcome.listener.ranks("begun")
-    text = f"the {request.ranks} ranks did not meet within {seconds:g} s (--start-timeout)"
+    text = f"the {counted(request.ranks, 'rank')} did not meet within {seconds:g} s (--start-timeout)"
     if not begun:
         return f"{text}: none has begun. Where is the launcher waiting? See with --verbose, and mpitrain doctor"
     where = ", ".join(f"{host} {count}" for host, count in Counter(begun.values()).items())

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mpitrain.runtime.columns import columns
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.threads import available_cores
 from mpitrain.world.world import World
 
@@ -66,7 +67,7 @@ def table(places: Sequence[Place]) -> str:
         rows = [_host_row(list(group)) for _, group in groupby(ordered, key=lambda place: place.node)]
     if len(rows) > MOST_ROWS:
         half = MOST_ROWS // 2
-        between = ("...", "...", f"{len(rows) - 2 * half} more hosts", "...", "...", "...", "...")
+        between = ("...", "...", counted(len(rows) - 2 * half, "more host"), "...", "...", "...", "...")
         rows = [*rows[:half], between, *rows[-half:]]
     return columns(TITLES, rows)
 

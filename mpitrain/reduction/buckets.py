@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitrain.collectives.bucket import Bucket
+from mpitrain.runtime.counted import counted
 from mpitrain.world.calls import Call
 
 BUCKET_BYTES = 16 << 20
@@ -71,7 +72,7 @@ class UpdateCall(Call):
     @functools.cached_property
     def title(self) -> str:
         """One line."""
-        return f"{self.owner} of {len(self.specs)} gradients{', added up' * self.added_up}"
+        return f"{self.owner} of {counted(len(self.specs), 'gradient')}{', added up' * self.added_up}"
 
     def __str__(self) -> str:
         """Local: the title, and a line for each gradient."""
@@ -97,7 +98,7 @@ class BucketPlan:
         names = [self.specs[position].name for position in bucket.members]
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         nbytes = bucket.size * itemsize(bucket.dtype)
-        return f"{self.call.title}: bucket {index + 1} of {len(self.buckets)} ({nbytes:,} bytes: {shown})"
+        return f"{self.call.title}: bucket {index + 1} of {len(self.buckets)} ({counted(nbytes, 'byte')}: {shown})"
 
 
 def plan_buckets(

@@ -15,6 +15,7 @@ from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.errors import NonFiniteError
 from mpitrain.reduction.buckets import BucketPlan
 from mpitrain.runtime import streams
+from mpitrain.runtime.counted import counted
 from mpitrain.world.agreement import Agreement
 
 # Of each bucket this much is looked at in every update, all of it in each WHOLE_EVERY-th. A value that is not finite
@@ -107,7 +108,7 @@ class FiniteCheck:
         if not places:
             return f"{what}: each rank's own is finite, so their sum is too large. Lower the learning rate, or clip"
         texts = [
-            f"{one.name} on {self._agreement.name([rank])} ({one.nans} NaN, {one.infinite} infinite values)"
+            f"{one.name} on {self._agreement.name([rank])} ({one.nans} NaN, {counted(one.infinite, 'infinite value')})"
             for rank, one in places[:NAMED]
         ]
         more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""

@@ -8,7 +8,7 @@ One entry a line, or several separated by commas or blanks:
     node1                          one slot, and one more each time it is named (PBS, LSF)
 
 What follows `#` is a comment; blanks and tabs are alike, also around `=`. A host that is named again has the slots of
-all its entries.
+all its entries, as MPICH has it; where `slots=` says how many, it stands once for a host, as Open MPI wants it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.errors import UsageError
+from mpitrain.runtime.counted import counted
 
 DIALECTS = ("openmpi", "mpich", "slurm", "list")
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -54,10 +55,13 @@ def parse(text: str, source: str = "hosts") -> tuple[Host, ...]:
         HostfileError: with file and line, what is wrong there; or the list is empty.
     """
     found: dict[str, Host] = {}
+    said: dict[str, set[str]] = {}  # what was given for a host: `:`, `slots`, `max_slots`
     for number, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).splitlines(), start=1):
         place = f"{source}:{number}"
         for entry in _entries(line.partition("#")[0], place):
-            for host in _hosts(entry, place):
+            for host, given in _hosts(entry, place):
+                _check_again(host, given, said.get(host.name), found.get(host.name), place)
+                said[host.name] = said.get(host.name, set()) | given
                 found[host.name] = _added(found.get(host.name), host)
                 if len(found) > MOST_HOSTS:
                     raise HostfileError(f"{place}: these are more than {MOST_HOSTS:,} hosts")
@@ -115,6 +119,22 @@ def same_hosts(name: str, names: Sequence[str]) -> list[str]:
     return [name] if name in names else [other for other in names if is_same_host(name, other)]
 
 
+def _check_again(host: Host, given: set[str], said: set[str] | None, before: Host | None, place: str) -> None:
+    """Of a host that is named again, what may mean that or a sum."""
+    if before is None or said is None:
+        return
+    if "slots" in given or (":" in given and "slots" in said):
+        raise HostfileError(
+            f"{place}: {host.name} was named before, with {counted(before.slots, 'slot')}, and here with {host.slots}: "
+            "name it once, with all its slots"
+        )
+    if host.max_slots != before.max_slots and {"max_slots"} <= given & said:
+        raise HostfileError(
+            f"{place}: {host.name} was named before, with max_slots={before.max_slots}, and here with "
+            f"max_slots={host.max_slots}: name it once"
+        )
+
+
 def _added(before: Host | None, host: Host) -> Host:
     if before is None:
         return host
@@ -137,23 +157,28 @@ def _entries(line: str, place: str) -> Iterator[list[str]]:
         yield entry
 
 
-def _hosts(entry: Sequence[str], place: str) -> Iterator[Host]:
+def _hosts(entry: Sequence[str], place: str) -> Iterator[tuple[Host, set[str]]]:
+    """The hosts of an entry, and what was given for them."""
     _check_kind(entry[0], place)
-    name, _, count = entry[0].partition(":")
-    slots = _number(count, "slots", place) if count or ":" in entry[0] else None
-    limit = None
+    name, colon, count = entry[0].partition(":")
+    slots = _number(count, "slots", place) if colon else None
+    limit, given = None, {colon} if colon else set()
     for option in entry[1:]:
         match = OPTION.fullmatch(option)
         if match is None:
             raise HostfileError(f"{place}: {option!r} is not understood: hosts have slots=N and max_slots=N")
-        if match[1] == "slots":
-            slots = _number(match[2], "slots", place)
+        what = match[1].replace("-", "_")
+        if what in given or (what == "slots" and colon):
+            raise HostfileError(f"{place}: {name} has {what} twice: give it once")
+        given.add(what)
+        if what == "slots":
+            slots = _number(match[2], what, place)
         else:
-            limit = _number(match[2], "max_slots", place)
+            limit = _number(match[2], what, place)
     for one in _expanded(name, place):
         if not NAME.fullmatch(one) or one.isdigit():
             raise HostfileError(f"{place}: {one!r} is no name of a host")
-        yield Host(one, 1 if slots is None else slots, limit)
+        yield Host(one, 1 if slots is None else slots, limit), given
 
 
 def _check_kind(word: str, place: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpitrain.errors import LauncherError
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.topology import Topology
 
 # Set for the ranks of a job; one started with them would take itself for a part of that job.
@@ -97,7 +98,7 @@ def check_library(launcher: Launcher | None, mpi_library: str) -> None:
     library = _short(mpi_library)
     if launcher is not None and launcher.name.startswith("Open MPI") and library.startswith("MPICH"):
         raise LauncherError(
-            f"{launcher.name} started {launcher.size} processes, but the MPI in use is {library}. "
+            f"{launcher.name} started {counted(launcher.size or 1, 'process')}, but the MPI in use is {library}. "
             f"{_remedy(launcher, library)}."
         )
 
@@ -118,7 +119,7 @@ def check(launcher: Launcher | None, topology: Topology, mpi_library: str) -> No
     if not size_differs and not rank_differs:
         return
     if size_differs:
-        said, seen = f"{launcher.size} processes", f"{topology.size}"
+        said, seen = counted(launcher.size or 1, "process"), f"{topology.size}"
     else:
         said, seen = f"this process as rank {launcher.rank}", f"rank {topology.rank} of {topology.size}"
     raise LauncherError(

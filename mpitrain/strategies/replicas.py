@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mpitrain.collectives.conversion  # noqa: F401 (before AutoGraph sees a function of this package)
 from mpitrain.errors import ReplicaError
+from mpitrain.runtime.counted import counted
 from mpitrain.world.world import World
 
 
@@ -22,7 +23,7 @@ def name_of(variable: Any) -> str:
 def describe(variables: Sequence[Any]) -> str:
     """Local: one line a variable, for comparison across ranks."""
     lines = [f"{name_of(v)} {np.dtype(_dtype(v)).name}{list(v.shape)}" for v in variables]
-    return "\n".join([f"{len(lines)} variables", *lines])
+    return "\n".join([counted(len(lines), "variable"), *lines])
 
 
 def broadcast_variables(variables: Sequence[Any], root: int = 0, *, world: World) -> None:
@@ -75,7 +76,7 @@ def verify_replicas(variables: Sequence[Any], when: str, *, world: World) -> Non
         position, ranks = found[0]
         places = ", ".join(f"{rank} ({world.hosts[rank]})" for rank in ranks)
         raise ReplicaError(
-            f"{when}, {len(found)} of {len(variables)} variables differ between ranks; the first is "
+            f"{when}, ranks differ in {len(found)} of {counted(len(variables), 'variable')}; the first is "
             f"{name_of(variables[position])}, where rank {places} differs from rank 0. Something changed it on some "
             "ranks only: an assignment outside the optimizer, or a random or time dependent branch."
         )

@@ -12,6 +12,7 @@ import numpy as np
 from mpitrain.data.source import DataSource
 from mpitrain.errors import ModelError, UsageError, in_one_line
 from mpitrain.runtime import keras_private
+from mpitrain.runtime.counted import counted
 
 Kind = Literal["probabilities", "logits", "binary probability", "binary logit", "regression"]
 
@@ -48,7 +49,8 @@ def check_fits(model: keras.Model, source: DataSource) -> None:
     binary = shape == (1,) and source.num_classes == 2 and _activation(model) != "softmax"
     if shape[0] < source.num_classes and not binary:
         raise ModelError(
-            f"the model has {shape[0]} outputs, but the labels are of {source.num_classes} classes (0 to "
+            f"the model has {counted(shape[0], 'output')}, but the labels are of "
+            f"{counted(source.num_classes, 'class')} (0 to "
             f"{source.num_classes - 1}): give its last layer {source.num_classes} units"
         )
 

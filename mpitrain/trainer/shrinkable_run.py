@@ -29,6 +29,7 @@ from mpitrain.data.source import DataSource
 from mpitrain.errors import RankLostError, UsageError
 from mpitrain.faults.options import SHRINK
 from mpitrain.runtime import streams
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.parameter_server.connection import is_served
 from mpitrain.strategies.replicas import adopt
 from mpitrain.strategies.strategy import strategy_of
@@ -56,7 +57,7 @@ class LostRanks:
         names = ", ".join(f"{rank} ({host})" for rank, host in zip(self.ranks, self.hosts, strict=True))
         return (
             f"rank{'s' * (len(self.ranks) > 1)} {names} in epoch {self.epoch + 1} after update {self.update}; "
-            f"{self.left} rank{'s' * (self.left != 1)} had made the next step {self.seconds:.2f} s later"
+            f"{counted(self.left, 'rank')} had made the next step {self.seconds:.2f} s later"
         )
 
 
@@ -235,8 +236,8 @@ class ShrinkableRun:
         strategy.count_from(furthest[2])
         position = self._deal_again(position, done, TRAINING not in results)
         self._results, self._model.stop_training = dict(results), stop
-        for callback, counted in zip(self._counting, counters, strict=True):
-            set_counters(callback, counted)
+        for callback, counter in zip(self._counting, counters, strict=True):
+            set_counters(callback, counter)
         every.on_shrink(position, samples, history, epochs)
         assert self.source.deal is not None  # `_is_loss`
         self.source = self.source.deal(world.rank, world.size)

@@ -24,6 +24,7 @@ from mpitrain.data.source import DataSource
 from mpitrain.errors import AgreedError, DataError
 from mpitrain.observe.progress import ProgressDisplay
 from mpitrain.runtime import launcher
+from mpitrain.runtime.counted import counted
 from mpitrain.runtime.terminal import launchers_terminal
 from mpitrain.strategies.parameter_server.counts import ServerCounts, server_counts
 from mpitrain.strategies.strategy import strategy_of
@@ -322,8 +323,8 @@ def enough_to_evaluate(source: DataSource, ranks: int) -> None:
     for part, count in (("validation", source.validation_count), ("test", source.test_count)):
         if 0 < count < ranks:
             raise DataError(
-                f"{source.description}: {count} {part} samples are too few for {ranks} ranks: give at least one for "
-                "each rank, or none (as with --validation-split 0)"
+                f"{source.description}: {counted(count, f'{part} sample')}, too few for {ranks} ranks: give at "
+                "least one for each rank, or none (as with --validation-split 0)"
             )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mpitrain.errors import AgreedError
 from mpitrain.runtime import keras_private
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.replicas import adopt, average_statistics, differing, has_value, part_streams, synchronize
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.training.optimizer import hook_of, replicated_state
@@ -73,7 +74,7 @@ def verify_vocabularies(model: Any, world: World) -> None:
         return
     texts = ["\0".join(map(str, layer.get_vocabulary())) for layer in layers]
     own = np.array([zlib.crc32(text.encode("utf-8", "replace")) for text in texts], np.int64)
-    world.agreement.call(f"vocabularies of {len(layers)} layers")
+    world.agreement.call(f"vocabularies of {counted(len(layers), 'layer')}")
     everyone = np.zeros((world.size, len(layers)), np.int64)
     world.communicator.all_gather(own, everyone)
     for layer, unlike in zip(layers, (everyone != everyone[0]).T, strict=True):

@@ -93,9 +93,7 @@ WITH_TENSORFLOW = (
     Case("ragged csv", ("--data", "{dir}/ragged.csv"), r".*ragged\.csv.*"),
     Case("labels", ("--data", "{dir}/good.npz", "--classes", "2"), r".* is 2, but there are 2 classes.*"),
     Case("negative labels", ("--data", "{dir}/negative.npz"), r".*: the label of sample 1 is -1.*"),
-    Case(
-        "too few samples", ("--data", "{dir}/one.npz", "--task", "regression"), r".* 1 training samples are too few .*"
-    ),
+    Case("too few samples", ("--data", "{dir}/one.npz", "--task", "regression"), r".* 1 training sample, too few .*"),
     Case("empty folder", ("--data", "{dir}/empty"), r".*empty.*"),
     Case("no module", ("--data", "nowhere:f"), r"module 'nowhere' cannot be imported .*"),
     Case("no function", ("--data", "given:f"), r"module 'given' has no function 'f': .*"),
@@ -154,7 +152,7 @@ WITH_TENSORFLOW = (
     Case(
         "too few to validate",
         ("--data", "{dir}/few.npz", "--model", "mlp"),
-        r".* 1 validation samples are too few for 2 ranks: .*",
+        r".* 1 validation sample, too few for 2 ranks: .*",
     ),
 )
 

@@ -147,7 +147,7 @@ def test_different_gradients_name_ranks_and_the_first_difference() -> None:
     with pytest.raises(MismatchError, match=rf"(?s)ranks? 0.*v2 float32\[3\].*rank {last} .*v2 float32\[4\]"):
         optimizer.apply([tf.zeros(v.shape) for v in variables], variables)
     gradient = None if WORLD.rank == last else tf.zeros(3)
-    with pytest.raises(MismatchError, match=f"(?s)of 2 gradients.*rank {last} .*of 1 gradients"):
+    with pytest.raises(MismatchError, match=f"(?s)of 2 gradients.*rank {last} .*of 1 gradient"):
         optimizer.apply([tf.zeros(3), gradient], variables[:2])
     mpitrain.barrier()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.parameter_server.worker_optimizer import served_of
 from mpitrain.world.world import World
 
@@ -21,9 +22,9 @@ class ServerCounts:
 
     def text(self) -> str:
         """Local: one line."""
-        found = [f"{self.updates:,} updates"]
+        found = [counted(self.updates, "update")]
         if self.dropped:
-            found.append(f"{self.dropped:,} gradients dropped")
+            found.append(f"{counted(self.dropped, 'gradient')} dropped")
         if self.staleness:
             total = sum(self.staleness.values())
             mean = sum(age * count for age, count in self.staleness.items()) / total

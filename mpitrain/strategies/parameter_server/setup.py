@@ -14,6 +14,7 @@ from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec, alone_bytes_for
 from mpitrain.reduction.graph import spec_of
 from mpitrain.runtime import keras_private
+from mpitrain.runtime.counted import counted
 from mpitrain.strategies.parameter_server.client import Client
 from mpitrain.strategies.parameter_server.layout import setup_of
 from mpitrain.strategies.parameter_server.shards import shard_map, table
@@ -27,7 +28,8 @@ def described(model: Any, optimizer: Any, client: Client, with_map: bool) -> lis
     """Local: lines about the servers of these workers, and what each of them will host."""
     options, ranks = client.options, client.roles.servers
     word = "rank" if len(ranks) == 1 else "ranks"
-    lines = [f"servers    {word} {', '.join(map(str, ranks))}, {options.mode}; {len(client.roles.workers)} workers"]
+    workers = counted(len(client.roles.workers), "worker")
+    lines = [f"servers    {word} {', '.join(map(str, ranks))}, {options.mode}; {workers}"]
     variables = model.trainable_variables
     if with_map and variables:
         specs = [TensorSpec(name_of(v), tuple(v.shape), tf.as_dtype(v.dtype).name) for v in variables]

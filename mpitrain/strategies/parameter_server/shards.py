@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, itemsize
+from mpitrain.runtime.counted import counted
 
 MIB = 1 << 20
 
@@ -131,7 +132,9 @@ def table(specs: Sequence[TensorSpec], shards: Sequence[Shard], servers: Sequenc
         own = [shard for shard in shards if shard.server == position]
         nbytes = sum(shard.size * itemsize(specs[shard.variable].dtype) for shard in own)
         names = ", ".join(_name(specs[shard.variable], shard) for shard in own)
-        lines.append(f"server rank {rank}: {nbytes / MIB:.2f} MiB in {len(own)} shards: {names or 'nothing'}")
+        lines.append(
+            f"server rank {rank}: {nbytes / MIB:.2f} MiB in {counted(len(own), 'shard')}: {names or 'nothing'}"
+        )
     return "\n".join(lines)
 
 

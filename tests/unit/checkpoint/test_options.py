@@ -84,7 +84,7 @@ def test_dealt_samples_go_on_where_they_were(step: int, before: int, after: int,
 
 @pytest.mark.parametrize("dealt", [Dealt(999, 10, 3), Dealt(1000, 10, 4)])
 def test_another_order_is_refused_in_mid_epoch_only(dealt: Dealt) -> None:
-    with pytest.raises(UsageError, match="in the middle of an epoch of 1000 samples with seed 3, but now there are"):
+    with pytest.raises(UsageError, match="in the middle of an epoch of 1,000 samples with seed 3, but now there are"):
         position_among(resumed(Position(1, 5, 50), 2, ORDER), dealt, 2, pytest.fail)
     assert position_among(resumed(Position(1), 2, ORDER), dealt, 2, pytest.fail) == Position(1)
 
@@ -94,7 +94,7 @@ def test_without_an_order_the_same_share_is_passed_over(ranks: int, step: int, l
     said: list[str] = []
     found = position_among(resumed(Position(1, 6, 0, 20), 2, None), None, ranks, said.append)
     assert found == Position(1, step, 0, 20)
-    assert [f"up to {left} batches of this epoch are seen twice" in text for text in said] == [True] * bool(left)
+    assert [f"it sees up to {left} batches of this epoch twice" in text for text in said] == [True] * bool(left)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

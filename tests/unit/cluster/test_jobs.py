@@ -45,7 +45,7 @@ def test_sizes(jobs: str | dict[str, int], ranks: int, expected: dict[str, int])
         ("a b=1", 1, "expected different names"),
         ("", 1, "expected different names"),
         ({}, 1, "need 0 ranks"),
-        ({"ps": 0, "worker": 1}, 1, "need 1 ranks"),
+        ({"ps": 0, "worker": 1}, 1, "need 1 rank,"),
     ],
 )
 def test_sizes_that_do_not_fit(jobs: str | dict[str, int], ranks: int, complaint: str) -> None:

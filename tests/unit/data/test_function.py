@@ -147,5 +147,5 @@ def test_modules_refused(module: str, spec: str) -> None:
 
 
 def test_fewer_samples_than_ranks_refused(module: str) -> None:
-    with pytest.raises(DataError, match="11 training samples are too few for 12 ranks"):
+    with pytest.raises(DataError, match="11 training samples, too few for 12 ranks"):
         read(f"{module}:plain", size=12)

@@ -252,4 +252,4 @@ def test_palettes_that_would_be_read_as_grey_refused(tmp_path: Path) -> None:
 
 
 def test_fewer_images_than_ranks_refused(folders: Path) -> None:
-    assert "12 training samples are too few for 13 ranks" in refused(folders, size=13)
+    assert "12 training samples, too few for 13 ranks" in refused(folders, size=13)

@@ -73,17 +73,17 @@ def test_read_as_meant(tmp_path: Path, name: str, content: bytes) -> None:
         (TWO, "2 columns, a, b; separated by commas", "column label, class numbers 0 to 1"),
         (
             "id,a,size\n0,5,1\n1,6,2\n2,7,0\n",
-            "1 columns, a; separated by commas, 1 left out: id, which counts the rows",
+            "1 column, a; separated by commas, 1 left out: id, which counts the rows",
             "column size, class numbers 0 to 2; --task regression takes them as quantities",
         ),
         (
             "id;a;label;\n0;5;1;\n1;6;2;\n2;6;2;\n",
-            "1 columns, a; separated by semicolons, 2 left out: id, which counts the rows, one without name and values",
+            "1 column, a; separated by semicolons, 2 left out: id, which counts the rows, one without name and values",
             "column label, class numbers 0 to 2 (none of them 0)",
         ),
-        ("id,label\n7,1\n3,0\n", "1 columns, id; separated by commas", "column label, class numbers 0 to 1"),
-        ("ok,Target\nTrue,0.5\nfalse,1\n", "1 columns, ok; separated by commas", "column Target, quantities"),
-        ("a,kind\n1,b\n2,c\n3,b\n", "1 columns, a; separated by commas", "column kind, classes b, c"),
+        ("id,label\n7,1\n3,0\n", "1 column, id; separated by commas", "column label, class numbers 0 to 1"),
+        ("ok,Target\nTrue,0.5\nfalse,1\n", "1 column, ok; separated by commas", "column Target, quantities"),
+        ("a,kind\n1,b\n2,c\n3,b\n", "1 column, a; separated by commas", "column kind, classes b, c"),
     ],
 )
 def test_what_is_guessed_is_told(tmp_path: Path, text: str, inputs: str, labels: str) -> None:

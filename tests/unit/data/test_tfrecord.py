@@ -162,7 +162,7 @@ def test_feature_specs_refused(files: Path, spec: str, message: str) -> None:
     ("records", "message"),
     [
         ([b"words"], "no tf.train.Example"),
-        ([example(x=[1.0])], "1 features"),
+        ([example(x=[1.0])], "1 feature:"),
         ([example(a=[1.0], b=[1.0])], "none may be the label"),
         ([example(a=[1.0], b=[1.0], y=0)], "none may be the sample"),
         ([example(x=[1.0], y=b"cat")], "stored as bytes"),

@@ -104,9 +104,9 @@ def test_more_ranks_than_cores_and_gpus() -> None:
             "memory",
             "yellow",
             "1.5 GiB free for 2 ranks: 768 MiB each",
-            "at most 1 ranks",
+            "at most 1 rank on",
         ),
-        ({"memory_bytes": GIB // 2}, "memory", "red", "256 MiB each", "at most 1 ranks"),
+        ({"memory_bytes": GIB // 2}, "memory", "red", "256 MiB each", "at most 1 rank on"),
         ({"clock": Clock(-60.0, 0.01)}, "clock", "red", "60.0 s behind the others", "ssh node1 'sudo timedatectl"),
         (
             {"clock": Clock(5.0, 0.01)},
@@ -145,7 +145,7 @@ CARD = ("NVIDIA A100, 550.54.15, 40960 MiB",)
     [
         (Graphics(), "green", "uses the CPU", ""),
         (Graphics(driver="550.54.15"), "yellow", "no GPU may be opened", "docker run --gpus all"),
-        (Graphics(CARD, "550.54.15", 1, "", CUDA), "yellow", "CUDA_VISIBLE_DEVICES= hides all 1", "unset"),
+        (Graphics(CARD, "550.54.15", 1, "", CUDA), "yellow", "1 GPU, all hidden by CUDA_VISIBLE_DEVICES=", "unset"),
         (Graphics(CARD, "550.54.15", 1, None, {}), "yellow", "without CUDA", "install 'tensorflow[and-cuda]'"),
         (
             Graphics(CARD, "470.82.01", 1, None, CUDA),

@@ -50,7 +50,7 @@ LOST_C = {"ssh_codes": {"c": 255}, "lost": {"c"}}
         (("abort", 0, None), Policy(0, 1)),
         ((None, -1, None), "--restarts is -1"),
         ((None, 1, 0), "--min-np is 0"),
-        ((None, 1, 5), "no more than the 4 ranks"),
+        ((None, 1, 5), "no more than the job has, 4"),
         ((None, None, 2), "add --restarts N"),
         (("shrink", None, 2), Policy(0, 2)),
         (("shrink", 2, None), Policy(2, 1)),

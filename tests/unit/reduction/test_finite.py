@@ -58,7 +58,7 @@ def exchange(
     [
         (SPECS, {}, ""),
         (SPECS, {(1, "a/bias"): np.nan}, "first in a/bias on rank 1 (h) (1 NaN, 0 infinite values). "),
-        (SPECS, {(0, "a/kernel"): np.inf}, "first in a/kernel on rank 0 (h) (0 NaN, 1 infinite values). "),
+        (SPECS, {(0, "a/kernel"): np.inf}, "first in a/kernel on rank 0 (h) (0 NaN, 1 infinite value). "),
         (SPECS, {(0, "a/kernel"): 3e38, (1, "a/kernel"): 3e38}, "each rank's own is finite"),
         (SPARSE, {(1, "c/rows"): np.nan}, "first in c/rows on rank 1 (h) (1 NaN, 0 infinite values). "),
     ],

@@ -63,9 +63,7 @@ def test_a_replica_that_differs_is_named() -> None:
 
     told = run(3, rank)
     assert told == told[:1] * 3
-    assert told[0].startswith(
-        "after epoch 3, 1 of 2 variables differ between ranks; the first is layer/bias, where rank 1"
-    )
+    assert told[0].startswith("after epoch 3, ranks differ in 1 of 2 variables; the first is layer/bias, where rank 1")
 
 
 def test_ranks_with_other_variables_are_told() -> None:

@@ -166,8 +166,8 @@ def test_functions_refused(module: str, name: str, message: str) -> None:
     ("layers", "data", "message"),
     [
         ([keras.layers.Dense(2)], source(), "2 outputs, but the labels are of 3 classes"),
-        ([keras.layers.Dense(1)], source(), "1 outputs, but the labels are of 3 classes"),
-        ([keras.layers.Dense(1, activation="softmax")], source(classes=2), "1 outputs"),
+        ([keras.layers.Dense(1)], source(), "1 output, but the labels are of 3 classes"),
+        ([keras.layers.Dense(1, activation="softmax")], source(classes=2), "1 output"),
         ([keras.layers.Reshape((8, 8))], source(), r"shape \(8, 8\)"),
         ([keras.layers.Dense(3)], source((4, 4, 1)), "does not take samples of shape"),
         ([keras.layers.Dense(3)], source(classes=None), "give its last layer 1 units"),

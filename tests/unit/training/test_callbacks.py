@@ -101,7 +101,7 @@ def test_replicas_that_differ_are_told_on_all_ranks(changed: int) -> None:
     told = run(3, rank)
     assert told == told[:1] * 3
     others = r"1 \(host\), 2 \(host\)" if changed == 0 else r"2 \(host\)"
-    first = r"after epoch 1, 1 of \d+ variables differ between ranks; the first is sequential/dense/bias"
+    first = r"after epoch 1, ranks differ in 1 of \d+ variables; the first is sequential/dense/bias"
     assert re.match(f"{first}, where rank {others} differs from rank 0", told[0]), told[0]
 
 

@@ -18,7 +18,7 @@ def test_functions_of_a_job(ranks: int) -> None:
     def rank(world: World) -> Any:
         variable = tf.Variable([float(world.rank), 1.0])
         if world.size > 1:
-            with pytest.raises(ReplicaError, match="now, 1 of 1 variables differ"):
+            with pytest.raises(ReplicaError, match="now, ranks differ in 1 of 1 variable;"):
                 functional.verify_replicas([variable], world=world)
         functional.broadcast_variables([variable], ranks - 1, world=world)
         functional.verify_replicas([variable], world=world)

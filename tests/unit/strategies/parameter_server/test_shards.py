@@ -83,7 +83,7 @@ def test_bytes_are_balanced(sizes: list[int], servers: int) -> None:
 def test_the_map_as_text() -> None:
     shards = (Shard(0, 0, 50, 0, 10), Shard(0, 50, 100, 1, 10), Shard(3, 0, 1, 1, 1))
     assert table(SPECS, shards, (0, 1)).splitlines() == [
-        "server rank 0: 0.00 MiB in 1 shards: a/kernel[0:50]",
+        "server rank 0: 0.00 MiB in 1 shard: a/kernel[0:50]",
         "server rank 1: 0.00 MiB in 2 shards: a/kernel[50:100], scale",
     ]
 
