@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ def measure(
 ) -> Iterator[Row]:
     """Collective: one row for each number of bytes in each number of tensors.
 
-    Three things take turns: a `tf.function` that makes fresh gradients, the same with their exchange, and MPI_Allreduce
-    in place of as many bytes outside TensorFlow. The exchange is the second less the first. Each measurement is that of
-    the slowest rank. `rate` is in bits per second, of each host's link.
+    These take turns: a `tf.function` that makes fresh gradients, the same with their exchange, the same without machine
+    code where there is any, and MPI_Allreduce in place of as many bytes outside TensorFlow. The exchange is the second
+    less the first. Each measurement is that of the slowest rank. `rate` is in bits per second, of each host's link.
     """
     world.all_reduce.setting()  # measured now, if ever, and not in the first step
     for size in mebibytes:
@@ -46,12 +47,16 @@ def split(elements: int, count: int) -> list[int]:
 
 
 def _case(world: World, size: float, count: int, repeat: int, rate: float | None) -> Row:
-    from mpitrain.reduction.reducer import Reducer
+    from mpitrain.collectives.registry import chosen
 
     elements = split(int(size * (1 << 20)) // 4, count)
     nbytes = 4 * sum(elements)
-    reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
-    produce, exchange = _functions(world, reducer, elements)
+    reducer = _reducer(world)
+    engine = chosen(world)[0]
+    produce, exchange = _functions(world, reducer, elements, engine)
+    by_python = {}
+    if engine == "native":
+        _, by_python["python_seconds"] = _functions(world, _reducer(world), elements, "host")
     buffer = np.zeros(nbytes // 4, np.float32)
     calls = max(1, min(MOST_CALLS, CALLS_BYTES // nbytes))
     host: list[float] = []
@@ -65,13 +70,14 @@ def _case(world: World, size: float, count: int, repeat: int, rate: float | None
     def in_place() -> None:
         world.communicator.all_reduce(buffer)
 
-    # Twice: the first call traces, and connections and buffers are made by it.
-    for warm in (produce, exchange, in_place, produce, exchange):
+    # The first call traces, connections and buffers are made by it, and Python makes the first updates.
+    for warm in (produce, exchange, in_place, *by_python.values()) * 6:
         warm()
     raw = interleave(
         {
             "produced_seconds": lambda: mean_of_slowest(world.communicator, produce, calls),
             "exchanged_seconds": exchanged,
+            **{name: partial(mean_of_slowest, world.communicator, call, calls) for name, call in by_python.items()},
             "mpi_seconds": lambda: mean_of_slowest(world.communicator, in_place, calls),
         },
         repeat,
@@ -93,6 +99,8 @@ def _figures(raw: dict[str, tuple[float, ...]], limit: float | None) -> dict[str
         "exchange / MPI": ratio(exchange, mpi),
         "host calls / MPI": ratio(host, mpi),
     }
+    if "python_seconds" in raw:
+        figures["exchange by Python ms"] = (median(raw["python_seconds"]) - produced) * 1e3
     if limit is not None:
         figures |= {
             "limit ms": limit * 1e3,
@@ -102,14 +110,22 @@ def _figures(raw: dict[str, tuple[float, ...]], limit: float | None) -> dict[str
     return figures
 
 
-def _functions(world: World, reducer: Any, elements: Sequence[int]) -> tuple[Callable[[], float], Callable[[], float]]:
+def _reducer(world: World) -> Any:
+    from mpitrain.reduction.reducer import Reducer
+
+    return Reducer(world.communicator, world.agreement, world.all_reduce)
+
+
+def _functions(
+    world: World, reducer: Any, elements: Sequence[int], engine_name: str
+) -> tuple[Callable[[], float], Callable[[], float]]:
     """Local: a step that only makes gradients, and the same step with their exchange."""
     import tensorflow as tf
 
     from mpitrain.collectives.registry import engine_of
     from mpitrain.reduction.graph import mean_gradients, plan_of
 
-    engine, hosts = engine_of(world), world.topology.node_count
+    engine, hosts = engine_of(world, engine_name), world.topology.node_count
     variables = [tf.Variable(tf.ones([size]), name=f"variable_{index}") for index, size in enumerate(elements)]
 
     def gradients() -> list[Any]:

@@ -34,8 +34,9 @@ def measure(
     """Collective: one row for each model.
 
     Blocks of steps take turns: `alone` (rank 0 computes, the others sleep), `together` (all compute, no exchange),
-    `exchanged` (all, with DistributedOptimizer), and then each of the peers. The figures are medians of rank 0's steps.
-    Each of the peers makes, from model name and batch size, a step that exchanges gradients.
+    `exchanged` (all, with DistributedOptimizer), `python` (the same without machine code, where there is any), and then
+    each of the peers. The figures are medians of rank 0's steps. Each of the peers makes, from model name and batch
+    size, a step that exchanges gradients.
     """
     world.all_reduce.setting()  # measured now, if ever, and not in the first step
     for name in models:
@@ -47,7 +48,7 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
 
     load = workload(name, batch_size, seed=world.rank)
     compute, exchanged = _steps(load, world)
-    others = {peer: make(name, batch_size) for peer, make in peers.items()}
+    others = {peer: make(name, batch_size) for peer, make in {**_without_machine_code(world), **peers}.items()}
     for step in (compute, exchanged, *others.values()):
         step()  # traces
     steps = _steps_of_block(world, compute, timing.block_seconds)
@@ -84,6 +85,26 @@ def _steps(load: Workload, world: World) -> tuple[Step, Step]:
     from mpitrain.training.optimizer import DistributedOptimizer
 
     return train_step(load, optimizer()), train_step(load, DistributedOptimizer(optimizer(), world=world))
+
+
+def _without_machine_code(world: World) -> dict[str, Peer]:
+    """Local: the step as Python exchanges it, where machine code does otherwise."""
+    from mpitrain.collectives.registry import chosen
+    from mpitrain.strategies.all_reduce import AllReduce
+    from mpitrain.training.optimizer import DistributedOptimizer
+
+    strategy = world.strategy
+    if chosen(world)[0] != "native" or not isinstance(strategy, AllReduce):
+        return {}
+
+    def make(name: str, batch_size: int) -> Step:
+        step = train_step(workload(name, batch_size, seed=world.rank), DistributedOptimizer(optimizer(), world=world))
+        strategy.engine = "host"
+        step()  # traces
+        strategy.engine = None
+        return step
+
+    return {"python": make}
 
 
 def _steps_of_block(world: World, step: Step, block_seconds: float) -> int:

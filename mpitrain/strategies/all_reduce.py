@@ -41,6 +41,7 @@ class AllReduce(Strategy):
         self._whole_updates = world.faults.on_failure == SHRINK
         self._hosts = world.topology.node_count  # at the start: all ranks plan alike, whenever they do
         self._plans: dict[tuple[Any, ...], _Planned] = {}
+        self.engine: str | None = None  # of updates that are traced from now on; None for the fastest
 
     @property
     def exchanges(self) -> bool:
@@ -73,7 +74,9 @@ class AllReduce(Strategy):
         if synchronize is not None and not tf.executing_eagerly():
             synchronize()  # what the graph reads may be read before its first exchange assigns it
         plan = self._plan(own, kept, update)
-        found = mean_gradients(engine_of(self.world), self.reducer, plan, own, current_samples(), synchronize)
+        found = mean_gradients(
+            engine_of(self.world, self.engine), self.reducer, plan, own, current_samples(), synchronize
+        )
         rest = iter(found)
         means = [None if gradient is None else next(rest) for gradient in gradients]
         # Variables get their values while later buckets are still on their way.
