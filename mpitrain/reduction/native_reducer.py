@@ -147,6 +147,15 @@ class NativeReducer:
         self._session.fresh = 0
         return self._agreement.everyone(self._seen.copy())
 
+    @property
+    def pending(self) -> bool:
+        """Whether the headers of the next update were received already, by Python."""
+        return bool(self._session.pending)
+
+    @pending.setter
+    def pending(self, pending: bool) -> None:
+        self._session.pending = pending
+
     def take(self, plan: BucketPlan) -> tuple[int, float, float] | None:
         """Local: Python goes on with an update that is under way; the next bucket, and the weights before and after.
 

@@ -109,6 +109,8 @@ class Reducer:
     def contribute_nothing(self, agreed: Agreed) -> None:
         """Local: the next update is one of other ranks, whose header was received already."""
         self._pending = agreed
+        if self.native is not None:
+            self.native.pending = True
 
     def exchange(
         self,
@@ -221,6 +223,8 @@ class Reducer:
     def _begin(self, plan: BucketPlan, samples: float, synchronize: Callable[[], bool] | None, gathered: bool) -> None:
         if self._pending is not None:
             agreed, self._pending = self._pending, None
+            if self.native is not None:
+                self.native.pending = False
         else:
             agreed = self.agreement.call(plan.call, samples=samples, idle_ok=True, gathered=gathered)
         if self.native is not None:

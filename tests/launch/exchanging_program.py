@@ -1,6 +1,7 @@
-"""A job without TensorFlow that exchanges gradients as training does, and can be made to fail.
+"""A job that exchanges gradients as training does, and can be made to fail.
 
-Arguments: what happens, on which rank, in which update. Prints when it does, as seconds since the epoch.
+Arguments: what happens, on which rank, in which update. Prints when it does, as seconds since the epoch. It starts
+fast, without TensorFlow, unless IN_GRAPH is set: then a graph exchanges, by machine code if there is any.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -48,13 +50,36 @@ def happen(what: str) -> None:
     load_batch(what == "load")
 
 
+def exchange_in_graph(reducer: Reducer) -> Callable[[], object]:
+    """Collective, when it is called: the same exchange, as a step of TensorFlow makes it."""
+    import tensorflow as tf
+
+    from mpitrain.collectives.registry import chosen, engine_of
+    from mpitrain.reduction.graph import mean_gradients
+
+    world = mpitrain.init()
+    print(f"by {chosen(world)[0]}", flush=True)
+
+    @tf.function(autograph=False)
+    def step() -> list[tf.Tensor]:
+        gradients = [tf.ones(spec.shape) for spec in PLAN.specs]
+        means: list[tf.Tensor] = mean_gradients(engine_of(world), reducer, PLAN, gradients, 1.0)
+        return means
+
+    return step
+
+
 def main(what: str, rank: int, update: int) -> None:
     world = mpitrain.init()
     reducer = Reducer(world.communicator, world.agreement, world.all_reduce)
+    arrays = [np.ones((100, 100), "f"), np.ones(100, "f")]
+    exchange: Callable[[], object] = lambda: reducer.exchange(PLAN, 0, arrays, 1.0)  # noqa: E731
+    if "IN_GRAPH" in os.environ:
+        exchange = exchange_in_graph(reducer)
     for number in range(UPDATES):
         if number == update and world.rank in (rank, world.rank if what == "all raise" else rank):
             happen("raise" if what == "all raise" else what)
-        reducer.exchange(PLAN, 0, [np.ones((100, 100), "f"), np.ones(100, "f")], 1.0)
+        exchange()
         time.sleep(0.01)
         if number % EVALUATE_EVERY == EVALUATE_EVERY - 1 and world.is_root:
             with world.activity.during("evaluation"):

@@ -38,11 +38,13 @@ def finish(job: Job, told: int | None = 1) -> tuple[Finished, float]:
     return finished, ended - float(found[1]) if found else 0.0
 
 
-@pytest.mark.parametrize("rank", [1, 0])
-def test_a_stopped_rank(mpirun: Mpirun, tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "way"), [(1, "python"), (0, "python"), (1, "native")])
+def test_a_stopped_rank(mpirun: Mpirun, tmp_path: Path, rank: int, way: str) -> None:
     report = tmp_path / "report"
-    job = start(mpirun, 3, "SIGSTOP", str(rank), "60", MPITRAIN_FAILURE_REPORT=str(report))
+    variables = {"MPITRAIN_FAILURE_REPORT": str(report), **({"IN_GRAPH": "1"} if way == "native" else {})}
+    job = start(mpirun, 3, "SIGSTOP", str(rank), "60", **variables)
     finished, seconds = finish(job, told=2)
+    assert finished.stdout.count(f"by {way}") == (3 if way == "native" else 0), finished.output
     assert finished.returncode == 75, finished.output
     assert ABORT - 2 < seconds < ABORT + 5, finished.output
     assert re.search(rf"mpitrain: stall: 2 ranks waited [34] s for rank {rank} \(\S+\)", finished.stderr), (
@@ -67,6 +69,8 @@ def test_a_rank_that_reads_for_ever_is_told_with_its_stack(mpirun: Mpirun) -> No
 @pytest.mark.parametrize(
     ("what", "rank", "words"),
     [
+        ("SIGKILL in a graph", 1, "was killed by SIGKILL|ended without a word"),
+        ("raise in a graph", 0, "failed; the job ends"),
         ("SIGKILL", 1, "was killed by SIGKILL|ended without a word"),
         ("SIGKILL", 0, "was killed by SIGKILL|ended without a word"),
         ("SIGTERM", 1, "got SIGTERM; the job ends with exit code 143"),
@@ -77,7 +81,8 @@ def test_a_rank_that_reads_for_ever_is_told_with_its_stack(mpirun: Mpirun) -> No
     ],
 )
 def test_a_rank_that_ends(mpirun: Mpirun, what: str, rank: int, words: str) -> None:
-    job = start(mpirun, 3, what, str(rank), "100")
+    in_graph, what = {"IN_GRAPH": "1"} if what.endswith(" in a graph") else {}, what.removesuffix(" in a graph")
+    job = start(mpirun, 3, what, str(rank), "100", **in_graph)
     finished = job.finish(150)
     seconds = time.time() - float(re.findall(r"at (\d+\.\d+)", finished.stdout)[0])
     assert finished.returncode not in (0, 124), finished.output

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,6 +18,7 @@ from mpitrain.errors import MismatchError
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.graph import mean_gradients
 from mpitrain.reduction.reducer import Reducer
+from mpitrain.strategies.all_reduce import AllReduce
 
 WORLD = mpitrain.init()
 pytestmark = [
@@ -193,3 +195,22 @@ def test_what_ranks_call_differently_is_told_on_all() -> None:
     assert isinstance(WORLD.activity.error, MismatchError)
     WORLD.activity.error = None
     np.testing.assert_array_equal(one(1, SAMPLES["equal"])[0], Job("host", plan_of("one"))(1, SAMPLES["equal"])[0])
+
+
+def test_ranks_that_run_out_of_data() -> None:
+    """They take part with nothing in updates that machine code makes on the others."""
+    strategy = WORLD.strategy
+    assert isinstance(strategy, AllReduce)
+    numbers = np.random.default_rng(WORLD.rank)
+    inputs = numbers.normal(size=(8 * (7 + 5 * WORLD.rank), 4)).astype("f")
+    weights = []
+    for engine in ("native", "host"):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+        strategy.engine = engine
+        model.compile(mpitrain.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+        model.fit(inputs, inputs.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        strategy.engine = None
+        weights.append([np.asarray(variable) for variable in model.trainable_variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -97,6 +97,7 @@ struct session {
     int64_t *activity, *turn;
     const int64_t *how; /* large buffers are summed; SEGMENT_BYTES is 0 where MPI does it */
     python_t python;
+    int64_t pending; /* the headers of the next update were received already, by Python */
     /* own */
     int64_t fresh; /* `seen` was written since Python looked */
     const struct update *under_way; /* an update of which more buckets are to come */
