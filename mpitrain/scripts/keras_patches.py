@@ -26,6 +26,7 @@ from mpitrain.scripts.division import DataDivision
 from mpitrain.scripts.file_names import Names, paths_of
 from mpitrain.scripts.loops import OWN, DividedLoops
 from mpitrain.scripts.work_division import WorkDivision
+from mpitrain.strategies.parameter_server.server_parts import is_of_server
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.counting import weigh_scalars
@@ -163,7 +164,9 @@ class KerasPatches:
         return train_on_rows(model, train, arguments, self._world, loss_is, self._sync_batch_norm)
 
     def _apply(self, apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Collective: an optimizer that is used for the first time becomes a distributed one."""
+        """Collective: an optimizer of the script that is used for the first time becomes a distributed one."""
+        if is_of_server(optimizer):
+            return apply(optimizer, *args, **kwargs)
         if self._applying or hook_of(optimizer) is not None:
             # Of an optimizer inside another one the outer has taken the mean.
             self._applying += 1

@@ -27,6 +27,12 @@ from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
+STEPS_OF_SERVERS = (
+    "these data do not tell how many batches they have: at the end of each epoch one process counts a step without data "
+    "(5 for 4 batches), parameter servers do not, so that schedules and Adam are one step less ahead for each epoch; "
+    "with steps_per_epoch they are the same"
+)
+
 
 class DataParallel(keras.callbacks.Callback):
     """Makes `fit` and `evaluate` of one model data-parallel. Stands first in the list of callbacks.
@@ -118,6 +124,8 @@ class DataParallel(keras.callbacks.Callback):
             verify_vocabularies(self.model, self._world)
             synchronize_start(self.model, self._world)
             optimizer_hook = hook_of(self.model.optimizer)
+            if self._hook.shares.served and self._strategy.in_step and self.params.get("steps") is None:
+                self._hook.shares.tell(STEPS_OF_SERVERS)  # see _agree_on_epoch_end
             if optimizer_hook is not None and not self._goes_on:
                 optimizer_hook.exchange.begin_anew(optimizer_hook.update)
 

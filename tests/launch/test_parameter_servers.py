@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import Job, Mpirun
+from tests.launch.conftest import REPOSITORY, Job, Mpirun
 
 SERVED = ("-m", "mpitrain", "--strategy", "ps", "--model", "mlp")
 SURVIVING = ("--mode", "async", "--on-failure", "shrink")
@@ -24,6 +24,22 @@ def test_fit_by_a_server_is_fit_by_one_process(mpirun: Mpirun) -> None:
     finished = mpirun(3, ["-m", "tests.launch.served_program"], timeout=LONG)
     assert finished.returncode == 0, finished.output
     assert finished.stdout == "the updates are those of one process\n", finished.output
+
+
+@pytest.mark.parametrize("length", ["unknown", "steps"])
+def test_a_script_whose_rank_0_serves_is_that_of_one_process(mpirun: Mpirun, length: str) -> None:
+    """Where data do not tell their length, one process counts steps without data, which servers do not."""
+    script = [str(REPOSITORY / "tests" / "scripts" / "unknown_length.py"), length]
+    served = ["-m", "mpitrain", "--strategy", "ps", "--ps", "colocated", "--batch-size-is", "global"]
+    finished = mpirun(2, [*served, *script], timeout=LONG)
+    assert finished.returncode == 0, finished.output
+    iterations, loss = finished.stdout.split()
+    assert int(iterations) == 8, finished.output
+    assert ("mpitrain: these data do not tell how many batches they have: " in finished.stderr) == (length == "unknown")
+    if length == "steps":
+        alone = mpirun(1, script)
+        assert alone.returncode == 0, alone.output
+        assert [float(number) for number in alone.stdout.split()] == pytest.approx([8, float(loss)], rel=1e-10)
 
 
 def test_command_and_resumption(mpirun: Mpirun, tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.parameter_server.shards import Part, Shard
 
+OF_SERVER = "_mpitrain_of_server"
+
+
+def is_of_server(optimizer: Any) -> bool:
+    """Local: whether a parameter server makes its updates with it, maybe in the process of a worker."""
+    return OF_SERVER in optimizer.__dict__
+
 
 class ServerShard:
     """Some rows of a variable, with an optimizer of their own.
@@ -41,6 +48,7 @@ class ServerShard:
         self.optimizer = optimizer = keras.optimizers.deserialize(config)
         if not setup["decayed"][position]:
             optimizer.exclude_from_weight_decay(var_list=[self.variable])
+        object.__setattr__(optimizer, OF_SERVER, True)  # Keras would track what is assigned
         optimizer.build([self.variable])
         rate = keras_private.learning_rate(optimizer)
         self.rate = rate if isinstance(rate, keras.Variable) else None
