@@ -28,9 +28,9 @@ from mpitrain.world.start import current_world
 from mpitrain.world.world import World
 
 STEPS_OF_SERVERS = (
-    "these data do not tell how many batches they have: at the end of an epoch one process counts a step without data (5 "
-    "for 4 batches), parameter servers do not, so that schedules and Adam are one step less ahead for each epoch; with "
-    "steps_per_epoch they are the same"
+    "these data do not tell how many batches they have: at the end of an epoch one process counts a step without data "
+    "(5 for 4 batches), parameter servers do not, so that schedules and Adam are one step less ahead for each epoch; "
+    "with steps_per_epoch they are the same"
 )
 
 
