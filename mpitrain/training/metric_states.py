@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.communicator import Op
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value
+from mpitrain.training.shown_metrics import definer, let_show, of_this_rank, show, within
 from mpitrain.world.world import World
 
 Numbers = dict[str, Any]
@@ -44,7 +44,7 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
     Results of states that cannot be combined are averaged over the ranks, and rank 0 warns of them once.
     """
     variables = [variable for metric in metrics for variable in metric.variables]
-    scripts = [metric for metric in _within(metrics) if _is_the_scripts(metric)]
+    scripts = [metric for metric in within(metrics) if _is_the_scripts(metric)]
     kinds = _agreed(variables, scripts, world) if scripts else [SUM] * len(variables)
     own = [np.array(variable.numpy()) for variable in variables]
     combined = list(own)
@@ -58,8 +58,10 @@ def over_ranks(metrics: Sequence[Any], result: Result, world: World) -> Numbers:
             part, flat = np.split(flat, [own[place].size])
             combined[place] = part.reshape(own[place].shape).astype(own[place].dtype)
     _assign(variables, combined)
-    numbers = _arrays(result())
+    with of_this_rank():
+        numbers = _arrays(result())
     _assign(variables, own)
+    show(metrics, variables, own, combined)
     return _agree(numbers, any(ATTRIBUTE in vars(metric) for metric in scripts), world) if scripts else numbers
 
 
@@ -132,32 +134,17 @@ def observe(metrics: Sequence[Any]) -> None:
 
     Their classes are patched, not the metrics, of which a script may make copies.
     """
-    for metric in _within(metrics):
-        owner = _definer(metric)
+    for metric in within(metrics):
+        let_show(metric.__class__)
+        owner = definer(type(metric), "update_state")
         if _is_the_scripts(metric) and not hasattr(owner.update_state, ATTRIBUTE):
             update_state = _observed(owner.update_state)
             setattr(update_state, ATTRIBUTE, True)
             owner.update_state = update_state
 
 
-def _within(metrics: Sequence[Any], known: set[int] | None = None) -> Iterator[Any]:
-    """Local: metrics, and those that they hold."""
-    known = set() if known is None else known
-    for metric in metrics:
-        if isinstance(metric, keras.Metric) and id(metric) not in known:
-            known.add(id(metric))
-            yield metric
-            held = [value for value in vars(metric).values() if isinstance(value, list | tuple | dict | keras.Metric)]
-            yield from _within(keras.tree.flatten(held), known)
-
-
-def _definer(metric: Any) -> Any:
-    """Local: the class whose `update_state` it is."""
-    return next(owner for owner in type(metric).__mro__ if "update_state" in vars(owner))
-
-
 def _is_the_scripts(metric: Any) -> bool:
-    return not _definer(metric).__module__.startswith("keras.")
+    return not definer(type(metric), "update_state").__module__.startswith("keras.")
 
 
 def _observed(update: Callable[..., Any]) -> Callable[..., Any]:

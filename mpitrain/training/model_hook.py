@@ -20,6 +20,7 @@ from mpitrain.training.loss_shares import LossIs, Shares
 from mpitrain.training.metric_states import observe
 from mpitrain.training.model_state import build, synchronize_before_trace
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
+from mpitrain.training.shown_metrics import of_this_rank
 from mpitrain.world.world import World
 
 ATTRIBUTE = "_mpitrain_hook"
@@ -47,7 +48,7 @@ class ModelHook:
         self.latest = LatestStep(strategy)
         self._first_batches = FirstBatches(strategy.world.activity)
         self.synchronized = False
-        self._metrics_result: Callable[[], dict[str, Any]] = model.get_metrics_result
+        self._shown_result: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._result_or_logs: Callable[[Any], Any] = getattr(model, keras_private.LOGS_OF_EPOCH)
         self.logs = Logs(lambda: model.metrics, self._metrics_result, strategy.world, lambda: self.latest.has_rows)
         self._own_train_step = self._train_step = self.logs.noted("train", model.train_step)
@@ -137,10 +138,17 @@ class ModelHook:
     def _metric_variables(self) -> list[Any]:
         return [variable for metric in self._model.metrics for variable in metric.variables]
 
+    def _metrics_result(self) -> dict[str, Any]:
+        """Local: of this rank's own states."""
+        with of_this_rank():
+            return self._shown_result()
+
     def metrics_result(self) -> dict[str, Any]:
         """Collective when Keras asks at the end of an epoch or evaluation; Local inside a step."""
-        if self._depth or not self.active:
+        if self._depth:
             return self._metrics_result()
+        if not self.active:
+            return self._shown_result()
         self._strategy.join()
         return self.global_result()
 
