@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 class Share(NamedTuple):
     """One rank's part of a batch that all ranks divide among them, and how much it counts.
 
-    Of a batch with fewer rows than ranks, and of one that cannot be divided, every rank computes all: so all take the
-    same steps, and a rule over a whole batch stays what it is. Only rank 0 counts it.
+    Of a batch with fewer rows than ranks, one whose parts have different numbers of rows, and one that cannot be
+    divided for another reason, every rank computes all: so all take the same steps, and a rule over a whole batch stays
+    what it is. Only rank 0 counts it.
     """
 
     data: Any  # rows of the batch, in its own nest
@@ -46,16 +47,20 @@ class Portion:
             enough: it is known to have at least as many rows as there are ranks.
             whole: it cannot be divided.
         """
-        total = count_rows(data)
-        known = isinstance(total, int)
-        if enough or (known and total >= self.size and not whole):
-            return Share(self.rows_of_batch(data), total, ())
-        if known or whole:
-            return Share(data, total, tf.constant(self.rank == 0))
-        small = total < self.size
-        begin, step = tf.where(small, 0, self.rank), tf.where(small, 1, self.size)
+        total, divides = count_rows(data), not whole and (enough or self.divides(data))
+        if isinstance(divides, bool):
+            counted = () if divides else tf.constant(self.rank == 0)
+            return Share(self.rows_of_batch(data) if divides else data, total, counted)
+        begin, step = tf.where(divides, self.rank, 0), tf.where(divides, self.size, 1)
         own = tf.nest.map_structure(lambda leaf: _every(leaf, begin, step), data)
-        return Share(own, total, tf.logical_not(small) if self.rank else tf.constant(True))
+        return Share(own, total, divides if self.rank else tf.constant(True))
+
+    def divides(self, data: Any) -> Any:
+        """Local: whether a batch can be divided: a bool, or a scalar tensor where that is not known yet."""
+        counts = rows_of_parts(data)
+        if all(isinstance(count, int) for count in counts):
+            return min(counts, default=0) >= self.size and len(set(counts)) == 1
+        return tf.logical_and(counts[0] >= self.size, tf.reduce_all(tf.equal(counts, counts[0])))
 
 
 def has_rows(leaf: Any) -> bool:
@@ -69,12 +74,19 @@ def has_rows(leaf: Any) -> bool:
 def count_rows(data: Any) -> Any:
     """Local: the rows of a batch: a number where it is known, else a scalar int32 tensor; 0 without any rows."""
     first = next((leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)), None)
-    if first is None:
-        return 0
-    known = first.shape[0] if not isinstance(first.shape, tf.TensorShape) or first.shape.rank else None
+    return 0 if first is None else _count(first)
+
+
+def rows_of_parts(data: Any) -> list[Any]:
+    """Local: how many rows each part of a batch has: a number where it is known, else a scalar int32 tensor."""
+    return [_count(leaf) for leaf in tf.nest.flatten(data) if has_rows(leaf)]
+
+
+def _count(leaf: Any) -> Any:
+    known = leaf.shape[0] if not isinstance(leaf.shape, tf.TensorShape) or leaf.shape.rank else None
     if known is not None:
         return int(known)
-    return tf.cast(first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0], tf.int32)
+    return tf.cast(leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0], tf.int32)
 
 
 def take(leaf: Any, rows: NDArray[np.int64]) -> Any:

@@ -6,14 +6,17 @@ what is divided is what comes out. Keras' adapters are what `fit` and `evaluate`
 
 from __future__ import annotations
 
+import functools
 import random
+import sys
 from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.data.portions import Portion, Share
+from mpitrain.collectives.ordering import host_call
+from mpitrain.data.portions import Portion, Share, rows_of_parts
 from mpitrain.data.sharding import share_count
 from mpitrain.errors import AgreedError
 from mpitrain.runtime import keras_private
@@ -70,7 +73,10 @@ class DividedAdapter(DataAdapter):
         return dataset.map(lambda *batch: self._share(batch if unpacks else batch[0]))
 
     def _share(self, batch: Any, enough: bool = False) -> Share:
-        return self._portion.share(batch, enough=enough, whole=self._way == "whole")
+        whole = self._way == "whole"
+        if self._portion.rank == 0 and not (whole or enough):
+            batch = tell_of_parts(batch)
+        return self._portion.share(batch, enough=enough, whole=whole)
 
     def _of_arrays(self, whole: ArrayDataAdapter) -> tf.data.Dataset:
         """Local: Keras' order of all samples, of which only this rank's rows are read."""
@@ -112,6 +118,37 @@ class DividedAdapter(DataAdapter):
     def on_epoch_end(self) -> None:
         """Local: as the script's own."""
         self._whole.on_epoch_end()
+
+
+def tell_of_parts(batch: Any) -> Any:
+    """Local: the batch; where its parts have different numbers of rows, it is said once.
+
+    Args:
+        batch: as it will be divided; in a graph it is said when that runs.
+    """
+    counts = rows_of_parts(batch)
+    if all(isinstance(count, int) for count in counts):
+        if len(set(counts)) > 1:
+            _say_unlike()
+        return batch
+
+    def say() -> np.int32:
+        _say_unlike()
+        return np.int32(0)
+
+    unlike = tf.reduce_any(tf.not_equal(counts, counts[0]))
+    said = tf.cond(unlike, lambda: host_call(say, [], [tf.int32])[0], lambda: tf.constant(0))
+    with tf.control_dependencies([said]):
+        return tf.nest.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, batch)
+
+
+@functools.cache
+def _say_unlike() -> None:
+    """Local, by rank 0: that there is nothing to gain."""
+    sys.stderr.write(
+        "mpitrain: the parts of a batch have different numbers of rows, so it is not known which rows of them belong "
+        "together: every rank computes all of such batches: with the numbers of one rank, and no faster\n"
+    )
 
 
 def _gather(arrays: Any, positions: tf.Tensor) -> Any:

@@ -14,7 +14,7 @@ from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import AgreedError
 from mpitrain.runtime import keras_private
 from mpitrain.runtime.keras_private import ArrayDataAdapter, TFDatasetAdapter, class_weight_to_sample_weights
-from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of
+from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of, tell_of_parts
 
 Arguments = dict[str, Any]
 Note = Callable[[str, str], None]
@@ -74,7 +74,10 @@ class DataDivision:
         batch = tuple(arguments.get(name) for name in OF_SAMPLES)
         if arguments.get("class_weight") is not None or not count_rows(batch):
             return False  # Keras refuses the first; the second is no batch
-        share = self.portion.share(batch, whole=self._keeps_whole(model))
+        whole = self._keeps_whole(model)
+        if self.portion.rank == 0 and not whole:
+            tell_of_parts(batch)
+        share = self.portion.share(batch, whole=whole)
         arguments |= {"x": share, "y": None, "sample_weight": None}
         return True
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from mpitrain.data.portions import Portion, Share, count_rows
 from mpitrain.errors import AgreedError
-from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of
+from mpitrain.scripts import adapters
+from mpitrain.scripts.adapters import DividedAdapter, Way, adapter_of, tell_of_parts
 
 ROWS, BATCH = 21, 5  # the last batch has fewer rows than there are ranks
 X = np.arange(ROWS * 2.0, dtype="float32").reshape(ROWS, 2)
@@ -60,6 +61,31 @@ def test_shares_are_the_whole_batch(kind: str, count: int, size: int, whole: boo
     else:
         assert rows == [X[1 : count + 1].tolist()] * size
         assert [bool(share.counted) for share in shares] == [rank == 0 for rank in range(size)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("rows", "others"), [(6, 3), (6, 1), (3, 6), (5, 0)])
+def test_a_batch_whose_parts_have_other_numbers_of_rows_is_not_divided(rows: int, others: int, known: bool) -> None:
+    batch = (X[:rows], np.arange(float(others)))
+    shares = [Portion(rank, 2).share(batch) for rank in range(2)]
+    if not known:
+        data = tf.data.Dataset.from_generator(
+            lambda: iter([batch] * 2), output_signature=(tf.TensorSpec([None, 2]), tf.TensorSpec([None]))
+        )
+        divided = [DividedAdapter(adapter_of(x=data), Portion(rank, 2, True), "rows") for rank in range(2)]
+        shares = [next(iter(one.get_tf_dataset())) for one in divided]
+    for rank, share in enumerate(shares):
+        assert [rows_of(part) for part in share.data] == [rows_of(part) for part in batch]
+        assert bool(share.counted) == (rank == 0)
+
+
+def test_parts_with_other_numbers_of_rows_are_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    adapters._say_unlike.cache_clear()  # once in a process
+    tell_of_parts((X[:7], X[:7], 1.0))
+    assert not capfd.readouterr().err
+    for others in (4, 5):
+        tell_of_parts((X[:7], X[:others]))
+    assert capfd.readouterr().err.count("the parts of a batch have different numbers of rows") == 1
 
 
 def test_rows_are_counted() -> None:
