@@ -21,8 +21,11 @@ from mpitrain.data.portions import Portion, count_rows
 from mpitrain.errors import DataError
 from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
+from mpitrain.training.gradient_use import GradientUses, keep_watching
 from mpitrain.training.logs import global_metrics
-from mpitrain.training.loss_shares import LossIs, keep_batch_norm_synchronized, taken_for_a_mean
+from mpitrain.training.loss_patches import keep_batch_norm_synchronized
+from mpitrain.training.loss_shares import LossIs
+from mpitrain.training.loss_terms import taken_for_a_mean
 from mpitrain.training.metric_states import observe
 from mpitrain.world.world import World
 
@@ -55,13 +58,15 @@ class DividedLoops:
         sync_batch_norm: bool = False,
     ) -> None:
         self._world, self._portion, self._note, self._training = world, portion, note, training
-        self._comparison, self._loss_is, self._sync_batch_norm, self._told = comparison, loss_is, sync_batch_norm, False
+        self._comparison, self._loss_is, self._sync_batch_norm = comparison, loss_is, sync_batch_norm
+        self._told: set[str] = set()
         # A variable: a step that was traced once reads it each time it runs.
         self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
 
     def install(self) -> None:
         """Local: patch `tf.data` and Keras' metrics."""
         keep_sample_count(self._rows)
+        keep_watching(GradientUses("a loop of the script's own", self._tell))
         if self._loss_is == "sum":
             keep_added_up(True)
         if self._sync_batch_norm:
@@ -96,9 +101,13 @@ class DividedLoops:
             yield batch
 
     def _tell_once(self) -> None:
-        if self._loss_is == "whole" and self._world.is_root and not self._told:
-            sys.stderr.write(f"mpitrain: {taken_for_a_mean('the loss of a loop of the script')}\n")
-        self._told = True
+        if self._loss_is == "whole":
+            self._tell(taken_for_a_mean("the loss of a loop of the script"))
+
+    def _tell(self, text: str) -> None:
+        if self._world.is_root and text not in self._told:
+            sys.stderr.write(f"mpitrain: {text}\n")
+        self._told.add(text)
 
     def _divides(self, caller: FrameType) -> bool:
         return tf.executing_eagerly() and not self._training() and _of_the_script(caller)
@@ -158,8 +167,8 @@ class DividedBatches:
 
     def _by_rows(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            # Of fewer rows than ranks every rank takes all: the mean is the same.
-            divided = int(count_rows(batch)) >= self._portion.size
+            # What cannot be divided, as fewer rows than ranks, every rank takes: the mean is the same.
+            divided = bool(self._portion.divides(batch))
             self._counts = divided or self._whole_counts
             yield self._portion.rows_of_batch(batch) if divided else batch
 

@@ -9,8 +9,6 @@ ranks add up their denominators. A loss of which only the whole batch makes sens
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -19,28 +17,26 @@ import keras
 import tensorflow as tf
 
 from mpitrain.runtime import keras_private
-from mpitrain.runtime.keras_private import patch
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
 from mpitrain.training.counting import current_share
+from mpitrain.training.gradient_use import GradientUses, watching
+from mpitrain.training.loss_patches import install, stepping
+from mpitrain.training.loss_terms import (
+    MOMENTS_OF_SERVERS,
+    OF_SERVERS,
+    UNREDUCED,
+    added_to_the_loss,
+    divisor,
+    of_keras,
+    taken_for_a_mean,
+)
 from mpitrain.training.row_losses import RowLosses
 from mpitrain.training.step_collectives import StepCollectives
-from mpitrain.world.world import World
 
 LossIs = Literal["mean", "sum", "whole"]
-UNREDUCED = (None, "none")
-OF_SERVERS = (
-    "parameter servers average gradients by rows, but a loss of this model divides by something else (a mask, sample "
-    'weights, reduction="sum" or None): it is not that of the whole batch, as --strategy all-reduce would make it'
-)
-MOMENTS_OF_SERVERS = (
-    "workers of parameter servers do not wait for each other in a step: BatchNormalization(synchronized=True) takes "
-    "the moments of each worker's own rows; --strategy all-reduce takes those of all"
-)
 Reduce = Callable[..., Any]
-_current: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", default=None)
-_kept: contextvars.ContextVar[StepCollectives | None] = contextvars.ContextVar("kept", default=None)
 
 
 class Shares:
@@ -51,7 +47,7 @@ class Shares:
     """
 
     def __init__(self, model: Any, strategy: Strategy, active: Callable[[], bool]) -> None:
-        _install()
+        install()
         # what a loss of the script's own is, and one that Keras computes of a whole batch: a `mean` over this rank's
         # rows, a `sum` over them, or a number of the `whole` batch, for which rows are gathered. None where the ranks
         # do not have rows of one batch
@@ -69,15 +65,11 @@ class Shares:
             yield
             return
         step = Step(self, training)
-        token = _current.set(step)
-        try:
-            # A function: whether Keras is asked for the loss is known only when gradients are exchanged.
-            with added_up(step.adds_gradients):
-                yield
-        finally:
-            _current.reset(token)
-        if training and step.is_own and not step.computed_by_keras:
-            self.tell_of_assumption(f"the loss of {self.model.name}, which computes it itself,")
+        # A function: whether Keras is asked for the loss is known only when gradients are exchanged.
+        with stepping(step), added_up(step.adds_gradients), watching(step.uses):
+            yield
+        if training and step.is_own:
+            self._tell_of_own_step(step)
 
     @property
     def synchronized_layers(self) -> list[Any]:
@@ -91,6 +83,15 @@ class Shares:
         """Parameter servers average gradients, and workers do not take their steps together."""
         return not self._strategy.lockstep
 
+    def _tell_of_own_step(self, step: Step) -> None:
+        name = self.model.name
+        if step.uses is not None:
+            step.uses.check([])
+        if not step.computed_by_keras or step.own_loss:
+            self.tell_of_assumption(f"the loss of {name}, which computes it itself,")
+        elif step.uses is not None and step.uses.adds_to_losses and self.loss_is == "whole":
+            self.tell(added_to_the_loss(name))
+
     def tell_of_assumption(self, what: str) -> None:
         """Local: where the whole batch was asked for: what nobody can know."""
         if self.loss_is == "whole":
@@ -103,28 +104,14 @@ class Shares:
         self._told.add(text)
 
 
-def taken_for_a_mean(what: str) -> str:
-    """Local: the sentence on a loss of which nothing is known."""
-    remedy = 'if it is a sum over them, divided by what the script likes, give --loss-is sum (loss_is="sum")'
-    return f"{what} is taken for a mean over the rows of a batch: {remedy}"
-
-
-def keep_batch_norm_synchronized(world: World | None) -> None:
-    """Local: from now on batch normalization uses the moments of all ranks' rows, in steps of the script's own too.
-
-    Args:
-        world: the ranks; None for each rank's own moments, as at first.
-    """
-    _install()
-    _kept.set(None if world is None else StepCollectives(world))
-
-
 class Step:
     """One step that is run, or traced, on this rank.
 
     Attributes:
         is_own: the model computes its loss itself.
+        own_loss: in a method `compute_loss`.
         computed_by_keras: Keras was asked for the loss.
+        uses: what becomes of gradients; None where Keras' own step takes them.
     """
 
     def __init__(self, shares: Shares, training: bool) -> None:
@@ -132,9 +119,11 @@ class Step:
         name = "train_step" if training else "test_step"
         own_loss = kind.compute_loss is not keras.Model.compute_loss
         self.is_own = own_loss or getattr(kind, name) is not getattr(keras.Model, name)
-        self.computed_by_keras = self._one_number = self._nested = self._alone = False
+        self.computed_by_keras = self._one_number = self._nested = self._alone = self._known = False
         self._counts_rows, self._training = True, training
-        self._own_loss, self._shares, self._collectives = own_loss, shares, shares.collectives
+        self.own_loss, self._shares, self._collectives = own_loss, shares, shares.collectives
+        owner = f"the train_step of {shares.model.name}"
+        self.uses = GradientUses(owner, shares.tell) if training and self.is_own else None
         self._samples = tf.cast(current_samples(), tf.float64)
         # Of a batch that every rank computes one rank's samples count, see `Share`.
         self._counts = tf.cast(self._samples > 0, tf.float64)
@@ -142,27 +131,45 @@ class Step:
 
     def adds_gradients(self) -> bool:
         """Local: what the script's own step computes is a sum over rows, and so are its gradients."""
-        own = self.is_own and (self._own_loss or not self.computed_by_keras)
+        own = self.is_own and (self.own_loss or not self.computed_by_keras)
         return own and self._shares.loss_is == "sum"
 
     def loss(self, call: Reduce, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Collective where the loss is no mean over rows: as `keras.Loss.__call__`."""
-        if self._nested or any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(y_pred)):
+        if self._nested or _is_symbolic(y_pred):
             return self._left_alone(call, loss, y_true, y_pred, sample_weight)
-        of_keras = _of_keras(loss)
-        whole = self._shares.loss_is == "whole" or (self._shares.loss_is == "sum" and of_keras)
+        self._known = True
+        by_keras = of_keras(loss)
+        whole = self._shares.loss_is == "whole" or (self._shares.loss_is == "sum" and by_keras)
         if not (whole and getattr(loss, "fn", None) is keras.losses.circle):  # it compares each row with all others
-            self._one_number, self._counts_rows = False, of_keras or not whole
+            self._one_number, self._counts_rows = False, by_keras or not whole
             self._nested = True
             try:
                 found = call(loss, y_true, y_pred, sample_weight)
             finally:
                 self._nested = False
             if not (whole and self._one_number):
-                if self._training and not (of_keras or self._one_number):
+                if self._training and not (by_keras or self._one_number):
                     self._shares.row_losses.look(loss, y_true, y_pred)
                 return self._beside_unreduced(found)
-        arguments, own = self._rows_of_all(loss.dtype, y_true, y_pred, sample_weight)
+        return self._of_whole_batch(call, loss, loss.dtype, y_true, y_pred, sample_weight)
+
+    def overridden(self, call: Reduce, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Collective where it is no mean: a loss whose class has a `__call__` of the script's own, which may be any."""
+        if self._nested or _is_symbolic(y_pred):
+            return self._left_alone(call, loss, y_true, y_pred, sample_weight)
+        if self._shares.loss_is == "whole":
+            return self._of_whole_batch(call, loss, None, y_true, y_pred, sample_weight)
+        self._known = False
+        found = call(loss, y_true, y_pred, sample_weight)
+        if self._known or self._shares.loss_is != "sum":
+            return found
+        self._known = True
+        return self._times(found, self._ranks())
+
+    def _of_whole_batch(self, call: Reduce, loss: Any, dtype: str | None, *given: Any) -> Any:
+        """Collective: a loss of the rows of all ranks."""
+        arguments, own = self._rows_of_all(dtype, *given)
         found = self._left_alone(call, loss, *arguments)
         if not len(found.shape):
             return self._beside_unreduced(found)
@@ -188,19 +195,19 @@ class Step:
         if self._alone:
             return value
         if self._shares.served:
-            if reduction in (*UNREDUCED, "sum") or _divisor(values, sample_weight, mask, reduction) is not None:
+            if reduction in (*UNREDUCED, "sum") or divisor(values, sample_weight, mask, reduction) is not None:
                 self._shares.tell(OF_SERVERS)
             return value
         if reduction in UNREDUCED:  # its gradient is that of the sum; it is reported as a mean
             return self._with_gradients_of_sum(value)
         if reduction == "sum":
             return self._times(value, self._ranks())
-        divisor = _divisor(values, sample_weight, mask, reduction)
-        if divisor is None and not self._counts_rows:
-            divisor = tf.size(values)
-        if divisor is None and self.adds_gradients():
-            divisor = self._samples
-        return value if divisor is None else self._times(value, self._share(divisor))
+        divides_by = divisor(values, sample_weight, mask, reduction)
+        if divides_by is None and not self._counts_rows:
+            divides_by = tf.size(values)
+        if divides_by is None and self.adds_gradients():
+            divides_by = self._samples
+        return value if divides_by is None else self._times(value, self._share(divides_by))
 
     def _beside_unreduced(self, value: Any) -> Any:
         """Collective where it is so: Keras adds a number to each row of the loss of another output."""
@@ -266,9 +273,9 @@ class Step:
             return None
         return moments(inputs, mask, keras_private.normalized_axes(layer), self._collectives, gradient_weight())
 
-    def _share(self, divisor: Any) -> tf.Tensor:
-        """Collective: the factor that makes the weighted mean of terms divided by `divisor` one divided by all."""
-        own = tf.cast(divisor, tf.float64) * self._counts
+    def _share(self, divides_by: Any) -> tf.Tensor:
+        """Collective: the factor that makes the weighted mean of terms divided by that one divided by all."""
+        own = tf.cast(divides_by, tf.float64) * self._counts
         total = self._collectives.total(tf.stack([own, self._samples]))
         if self.adds_gradients():
             return tf.math.divide_no_nan(own, total[0])
@@ -306,87 +313,5 @@ class Step:
         return keras.tree.map_structure(lambda leaf: None if leaf is None else next(of_all), [*given]), own
 
 
-def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
-    """Local: what Keras divides a sum over `values` by; None for what grows with the number of rows.
-
-    The arguments are those of `reduce_weighted_values`.
-    """
-    if reduction == "mean_with_sample_weight":
-        weight = keras_private.weight_with_mask(values, sample_weight, mask, reduction)
-        return None if weight is None else tf.reduce_sum(weight)
-    if mask is not None:
-        valid = tf.reduce_sum(tf.cast(mask, tf.float64))
-        ratio = tf.size(values, tf.int64) / tf.maximum(tf.size(mask, tf.int64), 1)
-        return valid * tf.cast(ratio, tf.float64)
-    return None
-
-
-def _of_keras(thing: Any) -> bool:
-    """Local: whether a loss is one that comes with Keras."""
-    owner = getattr(thing, "fn", None) or type(thing)
-    return str(getattr(owner, "__module__", "")).partition(".")[0] == "keras"
-
-
-def _update_by_function(original: Reduce, metric: Any, *args: Any, **kwargs: Any) -> Any:
-    """Local: as `MeanMetricWrapper.update_state`; collective where its function gives a number of a whole batch."""
-    step = _current.get()
-    if step is None:
-        return original(metric, *args, **kwargs)
-    with keras_private.computing_by(metric, step.of_whole_batch(keras_private.function_of(metric))):
-        return original(metric, *args, **kwargs)
-
-
-@functools.cache
-def _install() -> None:
-    """Local: let a step that is under way take part in what Keras computes; without one nothing is changed."""
-
-    def call(original: Reduce, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        step = _current.get()
-        if step is None:
-            return original(loss, y_true, y_pred, sample_weight)
-        return step.loss(original, loss, y_true, y_pred, sample_weight)
-
-    def reduce(
-        original: Reduce,
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: Any = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        step, value = _current.get(), original(values, sample_weight, mask, reduction, dtype)
-        return value if step is None else step.term(value, values, sample_weight, mask, reduction)
-
-    def compute_loss(original: Reduce, model: Any, *args: Any, **kwargs: Any) -> Any:
-        step = _current.get()
-        if step is not None:
-            step.computed_by_keras = True
-        return original(model, *args, **kwargs)
-
-    def add_loss(original: Reduce, layer: Any, loss: Any) -> None:
-        step = _current.get()
-        if step is not None:
-            by_keras = sys._getframe(2).f_globals.get("__name__", "").startswith("keras.")
-            loss = step.activity_loss(loss) if by_keras else step.added_loss(layer, loss)
-        original(layer, loss)
-
-    def of_moments(original: Reduce, layer: Any, inputs: Any, mask: Any) -> Any:
-        step, kept, found = _current.get(), _kept.get(), None
-        if step is not None and not isinstance(inputs, keras.KerasTensor):
-            found = step.moments(layer, inputs, mask)
-        elif step is None and kept is not None and not isinstance(inputs, keras.KerasTensor):
-            found = moments(inputs, mask, keras_private.normalized_axes(layer), kept, gradient_weight())
-        return original(layer, inputs, mask) if found is None else found
-
-    def update_state(original: Reduce, metric: Any, values: Any, sample_weight: Any = None) -> Any:
-        step = _current.get()
-        return original(metric, values, sample_weight if step is None else step.weight(metric, values, sample_weight))
-
-    patch(keras.losses.Loss, "__call__", call)
-    patch(keras.metrics.Mean, "update_state", update_state)
-    patch(keras.metrics.Sum, "update_state", update_state)
-    patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
-    patch(keras_private.loss, keras_private.REDUCTION, reduce)
-    patch(keras.Model, "compute_loss", compute_loss)
-    patch(keras.layers.Layer, "add_loss", add_loss)
-    patch(keras.layers.BatchNormalization, keras_private.MOMENTS, of_moments)
+def _is_symbolic(outputs: Any) -> bool:
+    return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(outputs))

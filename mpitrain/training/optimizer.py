@@ -20,6 +20,7 @@ from mpitrain.strategies.replicas import has_value, synchronize
 from mpitrain.strategies.strategy import Exchange, Update, strategy_of
 from mpitrain.strategies.weighting import added_up, are_added_up, current_samples, sample_count, sums
 from mpitrain.training.counting import current_share
+from mpitrain.training.gradient_use import current_uses
 from mpitrain.world.world import World
 
 ATTRIBUTE = "_mpitrain_hook"
@@ -183,7 +184,9 @@ class Hook:
         if not self._checked or not tf.executing_eagerly():  # not at every eager step: it reads the stack
             self._checked = True
             _refuse_inside_loss_scaling(self.optimizer)
-        given = trainable_variables
+        uses, given = current_uses(), trainable_variables
+        if uses is not None:
+            uses.check(grads)
         variables = keras_private.trained_variables(self.optimizer) if given is None else list(given)
         if self.captured is not None:
             self.captured.append((list(grads), variables))

@@ -16,7 +16,7 @@ from mpitrain.errors import DataError
 from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.scripts.loops import DividedLoops
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
-from mpitrain.training.loss_shares import keep_batch_norm_synchronized
+from mpitrain.training.loss_patches import keep_batch_norm_synchronized
 from tests.spmd.test_custom_loops import check, loss_of, reference, weights
 from tests.spmd.truth import FEATURES, WORLD, batches, dataset, merged
 

@@ -16,7 +16,7 @@ from mpitrain.errors import AgreedError
 from mpitrain.scripts.file_names import Names
 from mpitrain.scripts.keras_patches import KerasPatches
 from mpitrain.scripts.work_division import WorkDivision
-from mpitrain.training import loss_shares
+from mpitrain.training import loss_patches
 from tests.spmd.truth import FLAT_VALIDATION, WORLD
 
 ROWS, BATCH, EPOCHS = 21, 5, 3  # the last batch has one row, fewer than there are ranks
@@ -34,7 +34,7 @@ pytestmark = [
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Makes Keras data-parallel for the rest of a test."""
-    loss_shares._install()  # which is done once: what is put back after a test has it
+    loss_patches.install()  # which is done once: what is put back after a test has it
     for owner, names in (
         (keras.Model, "fit evaluate predict train_on_batch test_on_batch predict_on_batch"),
         (keras.optimizers.Optimizer, "apply"),

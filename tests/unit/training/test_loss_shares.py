@@ -13,7 +13,9 @@ import tensorflow as tf
 
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
-from mpitrain.training.loss_shares import MOMENTS_OF_SERVERS, OF_SERVERS, Shares, Step, taken_for_a_mean
+from mpitrain.training.gradient_use import told
+from mpitrain.training.loss_shares import Shares, Step
+from mpitrain.training.loss_terms import MOMENTS_OF_SERVERS, OF_SERVERS, added_to_the_loss, taken_for_a_mean
 from mpitrain.world.world import World
 from tests.unit.job import run
 
@@ -70,6 +72,47 @@ class OwnStep(keras.Sequential):
         return {"squares": loss}
 
 
+class OwnLoss(keras.Model):
+    """Keras' loss, and a sum of the script's own."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(x, y, y_pred, *args, **kwargs) + 0.1 * tf.reduce_sum(tf.square(y_pred))
+
+
+class MoreInTheStep(keras.Model):
+    """A step that asks Keras for the loss, adds to it, and clips gradients by itself."""
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            loss = self.compute_loss(x, y, outputs) + 0.1 * tf.reduce_sum(outputs)
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+class SumOfItsOwn(keras.losses.Loss):
+    """Not by Keras' `__call__`, which would see what it divides by."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return tf.reduce_sum(tf.square(y_true - y_pred)) / 10.0
+
+
+class WholeOfItsOwn(SumOfItsOwn):
+    """Of which only the whole batch makes sense."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return tf.sqrt(super().__call__(y_true, y_pred))
+
+
+class AfterItsOwn(keras.losses.MeanSquaredError):
+    """Keras', of something else."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return 2.0 * super().__call__(tf.math.log(y_true), y_pred, sample_weight)
+
+
 def whole_batch(y_true: Any, y_pred: Any) -> Any:
     """One number, of which only the whole batch makes sense."""
     return tf.math.reduce_std(y_pred - y_true)
@@ -82,6 +125,10 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
     "weights": (lambda: dense(keras.losses.Poisson("mean_with_sample_weight")), {"weighted": True}, {}),
     "rows and weights": (lambda: dense(keras.losses.LogCosh()), {"weighted": True}, {}),
     "whole": (lambda: dense(whole_batch), {}, {"loss_is": "whole"}),
+    "whole by a call": (lambda: dense(WholeOfItsOwn()), {}, {"loss_is": "whole"}),
+    "sum by a call": (lambda: dense(SumOfItsOwn()), {}, {"loss_is": "sum"}),
+    "call of Keras": (lambda: dense(AfterItsOwn("mean_with_sample_weight")), {"weighted": True}, {"loss_is": "sum"}),
+    "call of Keras for a mean": (lambda: dense(AfterItsOwn("sum")), {}, {}),
     "own sum": (lambda: dense(None, kind=OwnStep), {}, {"loss_is": "sum"}),
     "moments": (lambda: dense("mse", batch_norm=True), {}, {"sync_batch_norm": True}),
     "activities": (lambda: dense("mse", activity_regularizer="l2"), {}, {}),
@@ -125,6 +172,31 @@ def test_what_is_assumed_is_told_once_by_rank_0(capfd: pytest.CaptureFixture[str
     run(3, rank)
     told = capfd.readouterr().err
     assert told == f"mpitrain: {taken_for_a_mean('it')}\nmpitrain: {OF_SERVERS}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentences"),
+    [
+        (OwnLoss, [taken_for_a_mean("the loss of it, which computes it itself,")]),
+        (MoreInTheStep, [told("the train_step of it"), added_to_the_loss("it")]),
+    ],
+)
+def test_what_a_model_adds_to_the_loss_of_keras_is_told(
+    kind: Any, sentences: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def rank(world: World) -> None:
+        with ONE_AT_A_TIME:
+            inputs = keras.Input((FEATURES,))
+            model = kind(inputs, keras.layers.Dense(CLASSES)(inputs), name="it")
+            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        own = [tuple(part[world.rank :: 2] for part in batch) for batch in data()]
+        model.fit(Batches(own), verbose=0, callbacks=[DataParallel(world=world, loss_is="whole")])
+
+    run(2, rank)
+    told_of = capfd.readouterr().err.splitlines()
+    assert [line for line in told_of if "in the logs of a step" not in line] == [
+        f"mpitrain: {one}" for one in sentences
+    ]
 
 
 def test_moments_that_workers_of_servers_do_not_share_are_told(
