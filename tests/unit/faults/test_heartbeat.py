@@ -42,6 +42,7 @@ def test_a_wait_is_never_told_shorter_than_it_is(events: list[tuple[str, int]]) 
 def test_the_first_batches_are_told_once_they_are_known() -> None:
     activity = Activity()
     heart = Heartbeat(activity, BEAT_SECONDS)
+    assert len(heart.beat(1.0)) == 1
 
     def told() -> list[Any]:
         return [(one["batches"], one["gradients"]) for one in heart.beat(1.0) if one["is"] == "data"]

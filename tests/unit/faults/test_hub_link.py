@@ -150,6 +150,7 @@ def test_one_before_it_that_answers_again_takes_over(rank: Rank) -> None:
     assert rank.ranks.looked[-1] == ([0], {0: "silent"})
     assert rank.said(1)[-1:] == ["moved"]
     assert rank.said(0) == ["hello"]
+    assert len(rank.selector.get_map()) == 1, "nobody listens to the other any more"
     rank.hub.look_again()
     rank.look(lost=[0])
     assert len(rank.ranks.looked) == 2, "nobody is before it"
