@@ -19,6 +19,7 @@ from mpitrain.checkpoint.files import DamagedError, ModelWriter, Snapshot
 from mpitrain.errors import UsageError
 from mpitrain.runtime.counted import counted
 
+OTHERWISE = "name another checkpoint, or leave --resume out for the newest that is whole"
 NAME = re.compile(r"checkpoint-(\d{6,})")
 RISING = ("acc", "accuracy", "auc", "f1_score", "precision", "recall", "iou", "mean_iou")
 
@@ -125,7 +126,7 @@ def read_one(path: Path) -> Snapshot:
     try:
         return files.read(path)
     except DamagedError as error:
-        raise UsageError(f"{path} cannot be resumed from: {error}") from error
+        raise UsageError(f"{path} cannot be resumed from: {error}: {OTHERWISE}") from error
 
 
 def _read_or_tell(path: Path, tell: Callable[[str], None]) -> Snapshot | None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from mpitrain.errors import DataError
 from mpitrain.runtime.counted import counted
 
+LARGEST = 2**53  # above it not every whole number is a float64
+
 Task = Literal["auto", "classification", "regression"]
 Array = NDArray[Any]
 
@@ -121,6 +123,12 @@ def class_numbers(values: Array, name: str, place: Callable[[int], str] = "sampl
         raise DataError(
             f"{name}: the label of {place(int(wrong[0]))} is {values[wrong[0]]}, not a whole number: number the "
             "classes 0, 1, 2, ..., or ask for a regression"
+        )
+    huge = np.flatnonzero(np.abs(values) > LARGEST)
+    if len(huge):
+        raise DataError(
+            f"{name}: the label of {place(int(huge[0]))} is {values[huge[0]]:g}: number the classes 0, 1, 2, ..., or "
+            "ask for a regression"
         )
     classes = values.astype(np.int64)
     if len(classes) and classes.min() < 0:

@@ -111,6 +111,9 @@ def _kind(data: Data) -> tuple[str, list[Path]]:
     files = [path] if path.exists() else _named(path)
     if not files:
         raise DataError(f"data {spec!r} do not exist: give {KINDS}")
+    pipe = next((file for file in files if not file.is_file()), None)
+    if pipe is not None:  # or a device: nothing may ever come from there
+        raise DataError(f"{pipe} is no file that each rank can read for itself: save the data in one")
     kinds = {_kind_of(file) for file in files}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind is not None and (len(files) == 1 or kind == "records"):

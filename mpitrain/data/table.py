@@ -85,7 +85,9 @@ def read_table(path: Path) -> Table:
     except UnicodeError as error:
         where = _not_utf8(path) if getattr(error, "encoding", "") == "utf-8" else ""
         raise DataError(f"{path}{where} cannot be read as csv ({error}): save it as text in UTF-8") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}): copy it again, or pack it with gzip") from error
+    except (OSError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as csv ({error}): save it as text in UTF-8, comma-separated") from error
 
 

@@ -22,7 +22,7 @@ from mpitrain.world.agreement import Agreed
 from mpitrain.world.calls import Call
 from mpitrain.world.world import World
 
-BEGINS, ENDS, ENDED = "begins", "ends", "was the last, or not"
+BEGINS, ENDS, ENDED = "the begin of", "the end of", "what follows after"
 STOP = {"train": "stop_training", "test": "stop_evaluating"}
 # Keras' own callbacks that look at batches only if this attribute says so.
 WHEN = {"TensorBoard": "update_freq", "ModelCheckpoint": "save_freq", "BackupAndRestore": "save_freq"}
@@ -69,8 +69,8 @@ class _BatchCall(Call):
     logs: LogsCall | None = None  # of which the ranks make one, at its end
 
     def __str__(self) -> str:
-        """Local: a sentence."""
-        return f"a {self.kind} batch {self.moment}" + (f": {self.logs}" if self.logs else "")
+        """Local: the moment."""
+        return f"{self.moment} a {self.kind} batch" + (f": {self.logs}" if self.logs else "")
 
 
 class _Batches:

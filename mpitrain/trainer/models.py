@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,8 @@ def _saved(spec: str) -> keras.Model:
     try:
         return keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras has no common class for what can be wrong with a file
-        reason = in_one_line(error)
+        # Of one that is no archive Keras says that it is not there.
+        reason = in_one_line(error) if zipfile.is_zipfile(path) else "it is none that Keras has written, or cut off"
         raise ModelError(
             f"{spec} cannot be loaded as a Keras model ({reason}): save it again with model.save, or build it in a "
             "function and name that, package.module:function"

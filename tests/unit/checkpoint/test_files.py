@@ -161,7 +161,7 @@ def test_the_newest_whole_one_is_chosen_and_damaged_ones_are_told(tmp_path: Path
         (path / MANIFEST).unlink()
     with pytest.raises(UsageError, match=r"none of the 4 checkpoints in .* is whole: give another --checkpoint-dir"):
         store.newest(told.append)
-    with pytest.raises(UsageError, match=r"checkpoint-000001 cannot be resumed from: .*manifest.json cannot be read"):
+    with pytest.raises(UsageError, match=r"checkpoint-000001 cannot be resumed from: .*: name another check"):
         read_one(paths[0])
 
 

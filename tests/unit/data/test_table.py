@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from mpitrain.data.source import DataSource
 from mpitrain.errors import DataError
 
 TWO = "a,b,label\n1,2,0\n3,4.5,1\n"
+PACKED = gzip.compress(TWO.encode(), mtime=0)
 ROWS = [((1.0, 2.0), 0.0), ((3.0, 4.5), 1.0)]
 
 
@@ -150,15 +153,35 @@ def test_refused(tmp_path: Path, text: str, message: str) -> None:
         ("a.csv, line 1", "gr\u00f6\u00dfe,y\n1,0\n".encode("latin-1")),
         ("a.csv, line 1", bytes(range(128, 256))),
         ("a.csv", "a,y\n1,0\n".encode("utf-16")[:-1]),
-        ("a.csv.gz", TWO.encode()),
-        ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:-9]),
-        ("a.csv.gz", gzip.compress(TWO.encode(), mtime=0)[:20] + b"words"),
+        ("a.csv.gz", PACKED[:20] + b"words"),
     ],
 )
 def test_bytes_that_are_no_text_refused(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name.partition(",")[0]
     path.write_bytes(content)
     assert f"{name} cannot be read as csv" in refused(path)
+
+
+@pytest.mark.parametrize("content", [TWO.encode(), PACKED[:-9], PACKED[:-8] + bytes(8), PACKED[:-4] + bytes(4)])
+def test_what_cannot_be_unpacked_is_to_be_copied_or_packed_again(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(content)
+    told = refused(path)
+    assert told.startswith(f"{path} cannot be unpacked (")
+    assert told.endswith("): copy it again, or pack it with gzip")
+
+
+def test_labels_beyond_all_numbers_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,y\n1,0\n2,{10**23}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "the label of line 3 is 1e+23: number the classes 0, 1, 2, ..., or ask for a regression" in refused(path)
+
+
+def test_what_comes_through_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    assert f"{tmp_path / 'a.csv'} is no file that each rank can read for itself" in refused(tmp_path / "a.csv")
 
 
 def test_several_tables_refused(tmp_path: Path) -> None:
