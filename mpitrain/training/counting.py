@@ -81,6 +81,11 @@ def current_share() -> Any:
     return _share.get()
 
 
+def is_count(metric: Any, values: Any) -> bool:
+    """Local: whether a number given to a `Sum` is one of rows, which adds up over ranks: no mean is a whole number."""
+    return isinstance(metric, keras.metrics.Sum) and tf.is_tensor(values) and values.dtype.is_integer
+
+
 def weigh_scalars() -> None:
     """Local: patch Keras' `Mean` and `Sum`: in a step, a number without a weight counts by this rank's share."""
     for kind in (keras.metrics.Mean, keras.metrics.Sum):
@@ -94,7 +99,7 @@ def _patch_update(kind: Any) -> None:
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         share = _share.get()
         if share is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-            sample_weight = share
+            sample_weight = None if is_count(metric, values) else share
         return original(metric, values, sample_weight=sample_weight)
 
     kind.update_state = update_state

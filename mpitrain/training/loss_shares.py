@@ -20,7 +20,7 @@ from mpitrain.runtime import keras_private
 from mpitrain.strategies.strategy import Strategy
 from mpitrain.strategies.weighting import added_up, current_samples, gradient_weight
 from mpitrain.training.batch_moments import moments
-from mpitrain.training.counting import current_share
+from mpitrain.training.counting import current_share, is_count
 from mpitrain.training.gradient_use import GradientUses, watching
 from mpitrain.training.loss_patches import install, stepping
 from mpitrain.training.loss_terms import (
@@ -30,6 +30,7 @@ from mpitrain.training.loss_terms import (
     added_to_the_loss,
     divisor,
     of_keras,
+    one_number_of_a_sum,
     taken_for_a_mean,
 )
 from mpitrain.training.row_losses import RowLosses
@@ -241,8 +242,13 @@ class Step:
         Keras counts each batch once in the loss of one output, and in a metric whose function returns one number; and
         a script, in a number that it gives to a `Mean` or `Sum`. So each rank counts as the part of the batch it has.
         """
-        if sample_weight is not None or len(getattr(values, "shape", ())) or current_share() is not None:
+        shape = values.shape if hasattr(values, "shape") else tf.convert_to_tensor(values).shape
+        if sample_weight is not None or len(shape) or is_count(metric, values):
             return sample_weight
+        if self._training and isinstance(metric, keras.metrics.Sum):
+            self._shares.tell(one_number_of_a_sum(metric.name))
+        if current_share() is not None:
+            return None
         if metric in keras_private.trackers_of_outputs(self._shares.model) or isinstance(
             metric, keras.metrics.MeanMetricWrapper
         ):

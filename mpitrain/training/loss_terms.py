@@ -34,6 +34,14 @@ def added_to_the_loss(name: str) -> str:
     )
 
 
+def one_number_of_a_sum(name: str) -> str:
+    """Local: the sentence on a `Sum` of which it is not known what it adds up."""
+    return (
+        f"the metric {name} (keras.metrics.Sum) gets one number for a batch, which is taken for a mean over its rows: "
+        "where it is a sum over them, give it a number for each row, or a whole number"
+    )
+
+
 def divisor(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
     """Local: what Keras divides a sum over `values` by; None for what grows with the number of rows.
 

@@ -65,14 +65,19 @@ def test_a_number_without_weight_counts_by_the_share() -> None:
     try:
         weigh_scalars()
         mean, total = keras.metrics.Mean(), keras.metrics.Sum()
+        correct, steps = keras.metrics.Sum(), keras.metrics.Sum()
         for rank, value in ((0, 1.0), (1, 6.0)):
             counted = Counted.of(Portion(rank, 2, True).share((tf.ones((5, 2)),)))
             with counted.keeping(list):
                 for metric in (mean, total):
                     metric.update_state(value)
                     metric.update_state([value, value])  # an array is of samples, and counts as it is
+                correct.update_state(tf.constant(int(value)))
+                steps.update_state(1)
         assert float(mean.result()) == pytest.approx((0.6 * 1 + 0.4 * 6 + 2 * 1 + 2 * 6) / (0.6 + 0.4 + 4))
         assert float(total.result()) == pytest.approx(0.6 * 1 + 0.4 * 6 + 2 * 1 + 2 * 6)
+        assert float(correct.result()) == 1 + 6  # whole numbers that a step has computed are counts of rows
+        assert float(steps.result()) == pytest.approx(1.0)
     finally:
         for kind, update_state in originals.items():
             kind.update_state = update_state

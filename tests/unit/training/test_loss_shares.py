@@ -12,10 +12,17 @@ import pytest
 import tensorflow as tf
 
 from mpitrain.strategies.strategy import strategy_of
+from mpitrain.strategies.weighting import sample_count
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.gradient_use import told
 from mpitrain.training.loss_shares import Shares, Step
-from mpitrain.training.loss_terms import MOMENTS_OF_SERVERS, OF_SERVERS, added_to_the_loss, taken_for_a_mean
+from mpitrain.training.loss_terms import (
+    MOMENTS_OF_SERVERS,
+    OF_SERVERS,
+    added_to_the_loss,
+    one_number_of_a_sum,
+    taken_for_a_mean,
+)
 from mpitrain.world.world import World
 from tests.unit.job import run
 
@@ -197,6 +204,24 @@ def test_what_a_model_adds_to_the_loss_of_keras_is_told(
     assert [line for line in told_of if "in the logs of a step" not in line] == [
         f"mpitrain: {one}" for one in sentences
     ]
+
+
+def test_a_sum_that_gets_one_number_for_a_batch_is_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    def rank(world: World) -> None:
+        shares, total = Shares(keras.Sequential(), strategy_of(world), lambda: False), keras.metrics.Sum(name="total")
+        with sample_count(2), shares.step(training=True):
+            total.update_state([1.0, 2.0])
+            total.update_state(tf.constant(3))
+            total.update_state(1.0, sample_weight=2.0)
+            keras.metrics.Mean().update_state(1.0)
+            before = capfd.readouterr().err if world.is_root else ""
+            for _ in range(2):
+                total.update_state(1.0)
+        assert not before
+        assert float(total.result()) == 1.0 + 2.0 + 3.0 + 2.0 + 2.0  # the job has only one rank in this step
+
+    run(2, rank)
+    assert capfd.readouterr().err == f"mpitrain: {one_number_of_a_sum('total')}\n"
 
 
 def test_moments_that_workers_of_servers_do_not_share_are_told(
