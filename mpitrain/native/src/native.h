@@ -125,6 +125,20 @@ struct bucket {
 
 typedef enum { FLAT = 0, ARRIVED = 1, KEPT = 2 } scratch_t;
 
+/* One call with a bucket. */
+struct call {
+    const struct bucket *bucket;
+    struct session *session;
+    double samples;
+    const void **gradients;
+    void **means;
+    int in_place; /* the mean of the only gradient takes its memory, in the dtype of the sum */
+    void (*fail)(struct call *call, int code, const char *message); /* the step fails; called once at most */
+};
+
+/* exchange.c */
+void exchange(struct call *call);
+
 /* numbers.c */
 void to_wide(void *target, int64_t target_type, const void *source, int64_t source_type, int64_t size, double factor);
 void from_wide(void *target, int64_t target_type, const void *source, int64_t source_type, int64_t size);
