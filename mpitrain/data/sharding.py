@@ -35,6 +35,15 @@ def shard(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
     return dataset.shard(size, rank)
 
 
+def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
+    """Local: those by which the elements of a dataset are shuffled; two zeros where the system draws them anew."""
+    own = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
+    found = [] if own[0] is None or own[1] is None else [(int(own[0]), int(own[1]))]
+    for one in getattr(dataset, "_inputs", list)():
+        found += shuffle_seeds(one)
+    return found
+
+
 def share_count(count: int, rank: int, size: int) -> int:
     """How many of `count` elements rank `rank` takes: shares differ by at most one."""
     return (count - rank + size - 1) // size

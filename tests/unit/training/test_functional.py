@@ -7,10 +7,37 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mpitrain.errors import ReplicaError
+from mpitrain.errors import AgreedError, ReplicaError
 from mpitrain.training import functional
 from mpitrain.world.world import World
 from tests.unit.job import run
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [
+        (lambda rank: 3, ""),
+        (lambda rank: 3 + rank // 2, "shuffled with other seeds on rank 2 "),
+        (
+            lambda rank: None,
+            "shuffled without a seed, so that each rank takes samples that others take too",
+        ),
+    ],
+)
+def test_shares_are_of_one_order(seed: Any, words: str) -> None:
+    """Of the second epoch too."""
+
+    def rank(world: World) -> Any:
+        mixed = tf.data.Dataset.range(30).shuffle(30, seed=seed(world.rank)).map(lambda one: one)
+        if words:
+            with pytest.raises(AgreedError, match=words):
+                functional.shard(mixed, world=world)
+            return [[], []]
+        own = functional.shard(mixed, world=world).shuffle(30)  # which may have any order
+        return [[int(one) for one in own] for _ in range(2)]
+
+    for epoch in zip(*run(3, rank), strict=True):
+        assert words or sorted(one for own in epoch for one in own) == list(range(30))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
