@@ -138,20 +138,29 @@ static int reduce(struct call *call) {
     return 1;
 }
 
-/* Bucket by bucket without Python, where Python has nothing to do with it. */
+/* Whether Python has nothing to do with this bucket, as far as is known before its turn. */
+static int is_usual(const struct bucket *bucket) {
+    const struct update *update = bucket->update;
+    const struct session *session = update->session;
+    if (session->turn[OTHERS_CAME] || session->turn[OBSERVED])
+        return 0;
+    if (bucket->index > 0)
+        return session->under_way == update && session->next == bucket->index;
+    int is_known = update->is_small || session->how[CHOSEN]; /* how it is summed; else ranks measure it together */
+    return update->ready && is_known && !session->pending && !session->under_way;
+}
+
+/* Bucket by bucket without Python, where that has nothing to do with it. */
 void exchange(struct call *call) {
     const struct bucket *bucket = call->bucket;
     const struct update *update = bucket->update;
     struct session *session = call->session;
-    int is_first = bucket->index == 0;
-    int is_usual = is_first ? update->ready && !session->under_way && (session->how[CHOSEN] || update->is_small)
-                            : session->under_way == update && session->next == bucket->index;
-    if (!is_usual || session->turn[OTHERS_CAME] || session->turn[OBSERVED] || !mpitrain_take_turn(session->turn)) {
+    if (!is_usual(bucket) || !mpitrain_take_turn(session->turn)) {
         by_python(call, EXCHANGE, 0, NULL);
         return;
     }
     session->activity[INSIDE] = bucket->id;
-    int goes_on = is_first ? begin(call) : 1;
+    int goes_on = bucket->index == 0 ? begin(call) : 1;
     if (goes_on == 1) {
         double start = now();
         goes_on = reduce(call);
