@@ -138,9 +138,9 @@ def test_a_model_that_is_not_compiled_is_refused_by_keras(call: str) -> None:
 def test_a_script_that_knows_ranks_is_left_alone() -> None:
     def rank(world: World) -> Any:
         patched, own = Patched(world), model()
-        for callbacks in ([DataParallel(world=world)], DataParallel(world=world)):
-            patched("fit", own, X[world.rank :: 2], Y[world.rank :: 2], verbose=0, callbacks=callbacks)
-        patched("evaluate", own, X, Y, verbose=0, callbacks=[DataParallel(world=world)])
+        parallel = DataParallel(world=world)
+        patched("fit", own, X[world.rank :: 2], Y[world.rank :: 2], verbose=0, callbacks=parallel)
+        patched("evaluate", own, X, Y, verbose=0, callbacks=[parallel])
         assert patched.patches.trained
         assert patched.changes.rows == []
 
@@ -157,14 +157,14 @@ def test_a_list_of_callbacks_is_the_script_s_own() -> None:
         given = keras.callbacks.CallbackList([look], add_history=True, model=own)
         before = list(given.callbacks)
         for _ in range(2):
-            patched("fit", own, X, Y, verbose=0, callbacks=given, epochs=2)
+            patched("fit", own, X, Y, verbose=0, callbacks=given)
         assert given.callbacks == before
         assert given.model is own
         return seen, own.history.epoch
 
     found = run(2, rank)
     assert found[0] == found[1]
-    assert (len(found[0][0]), found[0][1]) == (4, [0, 1])
+    assert (len(found[0][0]), found[0][1]) == (2, [0])
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -220,6 +220,6 @@ def test_only_rank_0_shows_progress(capfd: pytest.CaptureFixture[str]) -> None:
         patched("evaluate", own, X, Y, verbose=2)
         patched("predict", own, X, verbose=2)
 
-    run(3, rank)
+    run(2, rank)
     lines = [line.partition(" - ")[0] for line in capfd.readouterr().out.splitlines() if " - " in line]
     assert lines == ["1/1"] * 3
