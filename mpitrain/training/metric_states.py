@@ -20,6 +20,7 @@ from mpitrain.collectives.conversion import of_the_script
 from mpitrain.comm.communicator import Op
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.replicas import has_value
+from mpitrain.training.counting import current_share
 from mpitrain.training.shown_metrics import definer, let_show, of_this_rank, show, within
 from mpitrain.world.world import World
 
@@ -176,6 +177,8 @@ def _end(metric: Any, begun: int) -> None:
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
+    if current_share() is not None and any(map(_adds_of_a_batch, graph.get_operations()[begun:])):
+        _tell(metric.name)
     kinds = vars(metric).get(ATTRIBUTE, {})
     # In a graph operations do not refer to a variable but to what stands for it there.
     handles = [graph.capture(variable.value.handle) for variable in metric.variables]
@@ -189,6 +192,39 @@ def _end(metric: Any, begun: int) -> None:
             found |= {kinds.get(place, UNSEEN)} - {UNSEEN}
             kinds[place] = found.pop() if len(found) == 1 else OWN_RULE
     object.__setattr__(metric, ATTRIBUTE, kinds)
+
+
+def _adds_of_a_batch(operation: Any) -> bool:
+    """Local: whether it adds one for each batch to a state, or a mean or ratio: of parts of a batch they are others."""
+    if operation.type not in ("AssignAddVariableOp", "AssignVariableOp") or operation.inputs[1].shape.rank:
+        return False
+    assigned = _plain(operation.inputs[1])
+    if operation.type == "AssignAddVariableOp":
+        return _is_of_a_batch(assigned)
+    return assigned.op.type in ("AddV2", "Add") and any(_is_of_a_batch(_plain(one)) for one in assigned.op.inputs)
+
+
+def _is_of_a_batch(added: Any) -> bool:
+    if added.op.type in ("RealDiv", "DivNoNan"):
+        return tf.get_static_value(added.op.inputs[1]) is None
+    return added.op.type == "Mean" or (added.op.type == "Const" and float(tf.get_static_value(added)) == 1.0)
+
+
+def _plain(tensor: Any) -> Any:
+    """Local: what is computed, without changes of its type or shape."""
+    while tensor.op.type in ("Identity", "Cast", "Reshape"):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+@functools.cache
+def _tell(name: str) -> None:
+    """Local: said once by each rank, of which rank 0's is shown."""
+    sys.stderr.write(
+        f"mpitrain: update_state of {name!r} adds a mean or ratio of its batch, or counts batches: here of this rank's "
+        "part of each, so that it is not the number of whole batches. Add sums over rows and their number; or give a "
+        "function as the metric, which gets whole batches under --batch-size-is global\n"
+    )
 
 
 def _begins_above_nothing(variable: Any) -> bool:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpitrain.data.portions import Portion
 from mpitrain.training import metric_states
+from mpitrain.training.counting import Counted
 from mpitrain.training.metric_states import observe, over_ranks
 from mpitrain.world.world import World
 from tests.unit.job import run
@@ -159,3 +161,41 @@ def test_what_cannot_be_combined_is_averaged_and_told_once(kind: Any, capfd: pyt
     assert (
         told.count("mpitrain: warning: the state of a metric cannot be combined over ranks, 'own': shown is the") == 1
     )
+
+
+class Scores(Own):
+    """The score of each batch, as many scripts add them up."""
+
+    def follow(self, errors: Any) -> None:
+        self.state.assign_add(tf.reduce_sum(errors) / tf.reduce_max(errors))
+
+
+class Steps(Own):
+    def follow(self, errors: Any) -> None:
+        self.state.assign_add(1.0)
+
+
+class Rows(Own):
+    def follow(self, errors: Any) -> None:
+        self.state.assign_add(tf.cast(tf.size(errors), tf.float32) / 2.0)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Scores, True), (Steps, True), (Rows, False), (Total, False)])
+@pytest.mark.parametrize("is_part", [True, False])
+def test_what_is_of_a_batch_is_told_where_a_rank_has_a_part_of_it(
+    kind: Any, told: bool, is_part: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metric_states._tell.cache_clear()  # once in a process
+    metric = kind()
+    observe([metric])
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(labels: Any) -> None:
+        batch = Portion(0, 2, True).share((labels,)) if is_part else (labels,)
+        counted = Counted.of((batch,) if is_part else batch)
+        with counted.keeping(lambda: metric.variables):
+            metric.update_state(labels, labels + 1.0)
+
+    for _ in range(2):
+        step(tf.ones(4))
+    assert capfd.readouterr().err.count("update_state of 'own' adds a mean") == (told and is_part)
