@@ -102,9 +102,9 @@ def install() -> None:
 
     def compute_loss(original: Reduce, model: Any, *args: Any, **kwargs: Any) -> Any:
         step = _current.get()
-        found, uses = original(model, *args, **kwargs), current_uses()
         if step is not None:
             step.computed_by_keras = True
+        found, uses = original(model, *args, **kwargs), current_uses()
         if uses is not None:
             uses.losses.append(found)
         return found
@@ -115,6 +115,10 @@ def install() -> None:
             by_keras = sys._getframe(2).f_globals.get("__name__", "").startswith("keras.")
             loss = step.activity_loss(loss) if by_keras else step.added_loss(layer, loss)
         original(layer, loss)
+
+    def regularization(original: Reduce, layer: Any) -> Any:
+        step, found = _current.get(), original(layer)
+        return found if step is None else step.regularization(found)
 
     def update_state(original: Reduce, metric: Any, values: Any, sample_weight: Any = None) -> Any:
         step = _current.get()
@@ -127,4 +131,5 @@ def install() -> None:
     patch(keras_private.loss, keras_private.REDUCTION, reduce)
     patch(keras.Model, "compute_loss", compute_loss)
     patch(keras.layers.Layer, "add_loss", add_loss)
+    patch(keras.layers.Layer, keras_private.REGULARIZATION, regularization)
     patch(keras.layers.BatchNormalization, keras_private.MOMENTS, _moments)

@@ -236,6 +236,13 @@ class Step:
             return loss
         return self._times(loss, self._ranks())
 
+    def regularization(self, losses: list[Any]) -> list[Any]:
+        """Collective where gradients are added up: this rank's share of the losses of weights, which all ranks have."""
+        if not (losses and self.adds_gradients()):
+            return losses
+        share = tf.math.divide_no_nan(self._samples, self._total())
+        return [self._times(one, share) for one in losses]
+
     def weight(self, metric: Any, values: Any, sample_weight: Any) -> Any:
         """Collective where it needs the samples of all ranks: the weight of what a metric is given.
 

@@ -35,6 +35,7 @@ SIGNATURES: dict[str, tuple[Any, str]] = {
         getattr(keras.layers.BatchNormalization, keras_private.MOMENTS),
         "self inputs mask",
     ),
+    "Layer._get_regularization_losses": (getattr(keras.layers.Layer, keras_private.REGULARIZATION), "self"),
     "Optimizer._clip_gradients": (getattr(keras.optimizers.Optimizer, keras_private.CLIP_GRADIENTS), "self grads"),
     "Model._get_metrics_result_or_logs": (getattr(keras.Model, keras_private.LOGS_OF_EPOCH), "self logs"),
     "Model._flatten_metrics_in_order": (keras.Model._flatten_metrics_in_order, "self logs"),
@@ -224,6 +225,7 @@ def test_keras_finds_what_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for owner, name in (
         (keras_private.loss, keras_private.REDUCTION),
         (keras.layers.BatchNormalization, keras_private.MOMENTS),
+        (keras.layers.Layer, keras_private.REGULARIZATION),
         (keras_private.file_utils, "makedirs"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # so that it is put back
@@ -235,8 +237,9 @@ def test_keras_finds_what_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path:
         keras_private.patch(owner, name, noted)
     keras.losses.MeanSquaredError()(X, X)
     keras.layers.BatchNormalization()(X, training=True)
+    assert not keras.Sequential().losses
     keras_private.file_utils.makedirs(str(tmp_path / "folder"))
-    assert set(calls) == {keras_private.REDUCTION, keras_private.MOMENTS, "makedirs"}
+    assert set(calls) == {keras_private.REDUCTION, keras_private.MOMENTS, keras_private.REGULARIZATION, "makedirs"}
 
 
 def test_variables_and_random_numbers() -> None:
