@@ -117,7 +117,7 @@ class Exits(SignalOwner):
         elif isinstance(error, MpitrainError):
             text = f"{kind.__name__}: {error}"
         else:
-            text = kind.__name__ if error is None else own_lines(error, keep=True)
+            text = kind.__name__ if error is None else own_lines(error, keep=not isinstance(error, SyntaxError))
         return Fault("exception", text, int(getattr(error, "exit_code", 1) or 1), culprit, step=step)
 
     def _culprit(self) -> tuple[Culprit, ...]:
