@@ -60,13 +60,13 @@ def exchange_in_graph(reducer: Reducer) -> Callable[[], object]:
     world = mpitrain.init()
     print(f"by {chosen(world)[0]}", flush=True)
 
-    @tf.function(autograph=False)
     def step() -> list[tf.Tensor]:
         gradients = [tf.ones(spec.shape) for spec in PLAN.specs]
         means: list[tf.Tensor] = mean_gradients(engine_of(world), reducer, PLAN, gradients, 1.0)
         return means
 
-    return step
+    graph: Callable[[], object] = tf.function(step, autograph=False)
+    return graph
 
 
 def main(what: str, rank: int, update: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import mpitrain
+from mpitrain.callbacks import DataParallel
 from mpitrain.collectives.native_engine import usable
 from mpitrain.collectives.registry import engine_of
 from mpitrain.errors import MismatchError
@@ -209,7 +210,7 @@ def test_ranks_that_run_out_of_data() -> None:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
         strategy.engine = engine
         model.compile(mpitrain.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
-        model.fit(inputs, inputs.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        model.fit(inputs, inputs.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[DataParallel()])
         strategy.engine = None
         weights.append([np.asarray(variable) for variable in model.trainable_variables])
     for one, other in zip(*weights, strict=True):
