@@ -77,7 +77,7 @@ class CollectiveCall(Call):
 
 
 @functools.lru_cache(maxsize=1024)  # the name of a dtype alone takes numpy 10 us
-def _call(
+def call_of(
     kind: str,
     dtype: np.dtype[Any],
     shape: tuple[int | None, ...],
@@ -85,13 +85,15 @@ def _call(
     how: Reduction | None = None,
     root: int | None = None,
 ) -> CollectiveCall:
+    """Local: what ranks agree on."""
     return CollectiveCall(kind, dtype.name, shape, how, root, name)
 
 
 @_in_turn
-def all_reduce(world: World, array: Buffer, how: Reduction, name: str | None = None) -> Buffer:
-    """Collective: the reduction over ranks, of equal shapes."""
-    world.agreement.call(_call("all_reduce", array.dtype, array.shape, name, how), idle_ok=how.op != "adasum")
+def all_reduce(world: World, array: Buffer, how: Reduction, name: str | None = None, gathered: bool = False) -> Buffer:
+    """Collective: the reduction over ranks, of equal shapes; with `gathered` their headers are there."""
+    call = call_of("all_reduce", array.dtype, array.shape, name, how)
+    world.agreement.call(call, idle_ok=how.op != "adasum", gathered=gathered)
     return _reduced(world, array, how)
 
 
@@ -157,7 +159,7 @@ def _wide(dtype: np.dtype[Any], op: str) -> Any:
 def all_gather(world: World, array: Buffer, name: str | None = None) -> Buffer:
     """Collective: concatenation along the first axis, in rank order; first dimensions may differ."""
     array = np.atleast_1d(array)
-    world.agreement.call(_call("all_gather", array.dtype, (None, *array.shape[1:]), name), idle_ok=True)
+    world.agreement.call(call_of("all_gather", array.dtype, (None, *array.shape[1:]), name), idle_ok=True)
     return _gathered(world, array)
 
 
@@ -189,7 +191,7 @@ def without_data(world: World, call: Call) -> Callable[[], object] | None:
 @_in_turn
 def broadcast(world: World, array: Buffer, root: int, name: str | None = None) -> Buffer:
     """Collective: rank `root`'s array."""
-    world.agreement.call(_call("broadcast", array.dtype, array.shape, name, root=world.agreement.number(root)))
+    world.agreement.call(call_of("broadcast", array.dtype, array.shape, name, root=world.agreement.number(root)))
     result = np.array(array, order="C", ndmin=1)
     world.communicator.broadcast(result, root)
     return result.reshape(array.shape)
@@ -198,7 +200,7 @@ def broadcast(world: World, array: Buffer, root: int, name: str | None = None) -
 @_in_turn
 def reduce_scatter(world: World, array: Buffer, how: Reduction, name: str | None = None) -> Buffer:
     """Collective: this rank's rows of the reduction; earlier ranks get one row more."""
-    world.agreement.call(_call("reduce_scatter", array.dtype, array.shape, name, how))
+    world.agreement.call(call_of("reduce_scatter", array.dtype, array.shape, name, how))
     total = _reduced(world, array, how)
     base, extra = divmod(array.shape[0], world.size)
     start = world.rank * base + min(world.rank, extra)
@@ -213,7 +215,7 @@ def all_to_all(world: World, array: Buffer, splits: Buffer | None, name: str | N
         splits = np.full(world.size, rows // world.size)
     # One whose numbers are wrong takes part all the same, and tells all by -1, which is no number of rows.
     valid = splits.shape == (world.size,) and bool((splits >= 0).all()) and int(splits.sum()) == rows
-    world.agreement.call(_call("all_to_all", array.dtype, (None, *array.shape[1:]), name))
+    world.agreement.call(call_of("all_to_all", array.dtype, (None, *array.shape[1:]), name))
     counts = _gather_counts(world, splits if valid else np.full(world.size, -1))
     bad = [world.agreement.number(rank) for rank in range(world.size) if (counts[rank] < 0).any()]
     if bad:

@@ -120,12 +120,13 @@ class HostAveraging(Averaging):
         self._next = enumerate(buckets)
 
     def mean(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._mean(*next(self._next), tensors)
+        return self.mean_of(*next(self._next), tensors)
 
     def share(self) -> tf.Tensor:
         return self._call(next(self._next)[0], [], [tf.float64])[0]
 
-    def _mean(self, index: int, bucket: Bucket, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def mean_of(self, index: int, bucket: Bucket, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Collective: the mean of a bucket that is the next one."""
         if not bucket.flat or tf.executing_eagerly():
             return self._call(index, tensors, [tensor.dtype for tensor in tensors])
         sizes = [*map(operator.sub, (*bucket.offsets[1:], bucket.size), bucket.offsets)]

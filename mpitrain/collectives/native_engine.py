@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from mpitrain.collectives import host
 from mpitrain.collectives.bucket import Bucket
 from mpitrain.collectives.engine import HostSide
+from mpitrain.collectives.host import CollectiveCall, Reduction
 from mpitrain.collectives.host_engine import HostAveraging, HostEngine
+from mpitrain.collectives.native_session import MOST_PLANS, TRAVELS, NativePlan, NativeSession
+from mpitrain.comm.communicator import Buffer
 from mpitrain.comm.mpi import MpiCommunicator
 from mpitrain.errors import UsageError
 from mpitrain.native import operation
 from mpitrain.native.library import Library, library
 from mpitrain.world.world import World
+
+HALVES = ("float16", "bfloat16")
 
 
 def usable(world: World) -> Library | str:
@@ -41,20 +51,83 @@ class NativeEngine(HostEngine):
         if isinstance(found, str):
             raise UsageError(f"gradients cannot be exchanged by machine code: {found}")
         self.library: Library = found
+        self._sample = tf.constant(1.0, tf.float64)
+        self._session: NativeSession | None = None
+        self._plans: dict[Any, NativePlan] = {}
+
+    def all_reduce(self, tensor: tf.Tensor, how: Reduction, name: str | None = None) -> tf.Tensor:
+        if how.op not in ("sum", "mean") or not tf.executing_eagerly():  # in a graph tensors travel with their update
+            return super().all_reduce(tensor, how, name)
+        key = tensor.dtype, tuple(tensor.shape), how, name
+        plan = self._plans.get(key) or self._plan(*key)
+        if plan is None:
+            return super().all_reduce(tensor, how, name)
+        return operation.exchange(self.library, plan, 0, self._sample, [tensor])[0]
+
+    def _plan(self, dtype: tf.DType, shape: tuple[int, ...], how: Reduction, name: str | None) -> NativePlan | None:
+        """Local: of an eager all-reduce; None where machine code cannot do it."""
+        travels = dtype.name if dtype.name not in HALVES else "float32"
+        if travels not in TRAVELS or not how.before == how.after == 1.0 or (how.half and dtype.name in HALVES):
+            return None
+        world = self._world
+        assert isinstance(world.communicator, MpiCommunicator)
+        if self._session is None:
+            self._session = NativeSession(self.library, world.communicator, world.agreement, world.all_reduce)
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        call = host.call_of("all_reduce", np.dtype(dtype.as_numpy_dtype), shape, name, how)
+        size = math.prod(shape)
+        one = _OneTensor(
+            call, (_Tensor(size, shape, dtype.name),), (Bucket((0,), (0,), size, travels),), how.op == "sum"
+        )
+
+        def python(index: int, arrays: Sequence[Buffer], samples: float, gathered: bool = False) -> list[Buffer]:
+            with world.agreement.turn.handed_over() if gathered else world.agreement.turn:
+                result = host.all_reduce(world, arrays[0], how, name, gathered)
+                if world.agreement.observer is not None:
+                    world.agreement.observer.ended()
+            own.struct.ready = True
+            return [result]
+
+        own = self._plans[dtype, shape, how, name] = self._session.of(one, python)
+        return own
 
     def averaging(self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> HostAveraging:
         return _NativeAveraging(self, exchange, buckets, samples)
 
 
+@dataclass(frozen=True)
+class _Tensor:
+    """A `Spec`."""
+
+    size: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _OneTensor:
+    """The `Plan` of one all-reduce."""
+
+    call: CollectiveCall
+    specs: tuple[_Tensor, ...]
+    buckets: tuple[Bucket, ...]
+    added_up: bool
+
+    def describe_bucket(self, index: int) -> str:
+        """Local: for the watchdog."""
+        return str(self.call)
+
+
 class _NativeAveraging(HostAveraging):
     """One update; what machine code cannot sum, such as rows, is a call of the host's side."""
 
-    def _mean(self, index: int, bucket: Bucket, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def mean_of(self, index: int, bucket: Bucket, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         update = getattr(self._exchange, "native", None)
         if update is None or update.addresses[index] is None:
-            return super()._mean(index, bucket, tensors)
+            return super().mean_of(index, bucket, tensors)
         assert isinstance(self.engine, NativeEngine)
         with tf.control_dependencies(self.last):
-            means = operation.exchange(self.engine.library, update.addresses[index], update, self._samples, tensors)
+            means = operation.exchange(self.engine.library, update, index, self._samples, tensors)
         self.last = means[:1]
         return means

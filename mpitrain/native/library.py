@@ -47,7 +47,7 @@ SessionStruct = _structure(
     pointer_4="scratch:3",
     int_4="scratch_bytes:3",
 )
-UpdateStruct = _structure("UpdateStruct", pointer="session", int="signature added_up buckets is_small ready")
+UpdateStruct = _structure("UpdateStruct", pointer="session", int="signature added_up buckets is_small counts ready")
 BucketStruct = _structure(
     "BucketStruct", pointer="update", int="index id type size members", pointer_2="offsets sizes types"
 )

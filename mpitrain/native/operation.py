@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import context, execute
@@ -17,30 +17,49 @@ NAME = "MpitrainExchange"
 KEPT = "_mpitrain_kept"  # attribute of a graph: what its operations refer to by address
 
 
-def exchange(library: Library, bucket: int, keep: Any, samples: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    """Collective, when it runs: the means of the tensors of one bucket, at once or as a node of the graph being traced.
+class Record(Protocol):
+    """What an operation refers to: its memory must stay for as long as it can run."""
+
+    addresses: list[int | None]  # of a `BucketStruct` for each bucket
+    error: Exception | None  # what Python has raised when it was called, if that was in the latest call
+
+
+def exchange(
+    library: Library, record: Record, index: int, samples: tf.Tensor, tensors: Sequence[tf.Tensor]
+) -> list[Any]:
+    """Collective: the means of the tensors of one bucket; in a graph when it runs.
 
     Args:
         library: the machine code.
-        bucket: address of a `BucketStruct`.
-        keep: the object that has its memory.
+        record: of a plan.
+        index: of the bucket.
         samples: a scalar float64.
         tensors: the gradients, of the sizes and dtypes of the bucket.
+
+    Raises:
+        Exception: eagerly, what Python raised.
     """
     _register(library)
+    bucket = record.addresses[index]
+    if tf.executing_eagerly():
+        return _execute(bucket, record, samples, tensors)
     with tf.device("CPU:0"):
-        if tf.executing_eagerly():
-            dtypes = [tensor.dtype.as_datatype_enum for tensor in tensors]
-            attributes = ("T", dtypes, "bucket", bucket)
-            means = execute.execute(
-                NAME.encode(), len(tensors), [samples, *tensors], attributes, ctx=context.context(), name=None
-            )
-        else:
-            means = op_def_library.apply_op(NAME, samples=samples, gradients=list(tensors), bucket=bucket)
-            _keep(tf.compat.v1.get_default_graph(), keep)
+        means = op_def_library.apply_op(NAME, samples=samples, gradients=list(tensors), bucket=bucket)
+    _keep(tf.compat.v1.get_default_graph(), record)
     for mean, tensor in zip(means, tensors, strict=True):
         mean.set_shape(tensor.shape)
     return list(means)
+
+
+def _execute(bucket: int | None, record: Record, samples: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[Any]:
+    attributes = ("T", [tensor.dtype.as_datatype_enum for tensor in tensors], "bucket", bucket)
+    inputs = [samples, *tensors]
+    try:
+        return list(execute.execute(NAME.encode(), len(tensors), inputs, attributes, ctx=context.context()))
+    except tf.errors.OpError:
+        if record.error is not None:
+            raise record.error from None
+        raise
 
 
 def _keep(graph: Any, one: Any) -> None:

@@ -88,6 +88,11 @@ class BucketPlan:
     buckets: tuple[Bucket, ...]
 
     @property
+    def added_up(self) -> bool:
+        """The gradients of ranks are added up, not averaged."""
+        return self.call.added_up
+
+    @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Of the gradients."""
         return self.call.specs

@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mpitrain.collectives.bucket import Bucket
+from mpitrain.collectives.native_session import Counted, NativePlan, NativeSession
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.comm.mpi import MpiCommunicator
@@ -17,8 +19,7 @@ from mpitrain.errors import MismatchError, MpitrainError
 from mpitrain.faults.activity import LOOKED_AT_BATCHES
 from mpitrain.native.library import Library
 from mpitrain.reduction.buckets import BucketPlan
-from mpitrain.reduction.finite import FiniteCheck
-from mpitrain.reduction.native_reducer import NativeReducer, NativeUpdate
+from mpitrain.reduction.finite import LOOKED_AT_BYTES, WHOLE_EVERY, FiniteCheck
 from mpitrain.reduction.pool import BufferPool
 from mpitrain.reduction.sparse import exchange_rows
 from mpitrain.reduction.statistics import Statistics
@@ -71,7 +72,7 @@ class Reducer:
         self.communicator = communicator
         self.agreement = agreement
         self.statistics = Statistics()
-        self.native: NativeReducer | None = None
+        self.native: NativeSession | None = None
         self._agreed: Agreed | None = None
         self.finite = FiniteCheck(communicator, agreement)
         self._all_reduce = all_reduce
@@ -98,9 +99,9 @@ class Reducer:
         """Local: from now on machine code exchanges, where it can; see `host_side`."""
         communicator = self.communicator
         if self.native is None and isinstance(communicator, MpiCommunicator):
-            self.native = NativeReducer(
-                library, communicator, self.agreement, self._all_reduce, self.statistics, self.finite
-            )
+            look = None if self.finite.action == "ignore" else self._look
+            counted = Counted(self.statistics.words, look, LOOKED_AT_BYTES, WHOLE_EVERY)
+            self.native = NativeSession(library, communicator, self.agreement, self._all_reduce, counted)
 
     def host_side(self, plan: BucketPlan, synchronize: Callable[[], bool] | None = None) -> HostUpdate:
         """Local: what an engine calls to exchange the buckets of `plan`."""
@@ -204,6 +205,9 @@ class Reducer:
                 activity.phase = "compute"
         return result
 
+    def _look(self, plan: Any, bucket: Bucket, mean: Buffer, own: Sequence[Buffer]) -> None:
+        self.finite.look(plan, bucket, mean, own, self.statistics.updates)
+
     def _under_way(self, plan: BucketPlan) -> tuple[BucketPlan, int] | None:
         """Local: the bucket with which an update goes on that has begun here or in machine code."""
         # None while it runs: an update that an error ends is not gone on with, and the next one may begin.
@@ -255,7 +259,7 @@ class Reducer:
                 else:
                     np.multiply(array.reshape(-1), target.dtype.type(before), out=part, casting="unsafe")
         self._all_reduce.sum(source, target, self._weights.after)
-        self.finite.look(plan, bucket, target, arrays if before != 0.0 else (), self.statistics.updates)
+        self._look(plan, bucket, target, arrays if before != 0.0 else ())
         return [
             target[offset : offset + array.size].reshape(array.shape).astype(array.dtype, copy=False)
             for array, offset in zip(arrays, offsets, strict=True)
@@ -270,7 +274,7 @@ class Reducer:
         rows = plan.specs[bucket.members[0]].shape[0]
         own = (values,)
         values, indices = exchange_rows(self.communicator, self._all_reduce, values, indices, rows, factor)
-        self.finite.look(plan, bucket, values, own, self.statistics.updates)
+        self._look(plan, bucket, values, own)
         return [values, indices]
 
 
@@ -283,7 +287,7 @@ class HostUpdate:
 
     def __init__(self, reducer: Reducer, plan: BucketPlan, synchronize: Callable[[], bool] | None) -> None:
         self._reducer, self._plan, self._synchronize = reducer, plan, synchronize
-        self.native: NativeUpdate | None = None if reducer.native is None else reducer.native.update(plan, self)
+        self.native: NativePlan | None = None if reducer.native is None else reducer.native.of(plan, self)
 
     def __call__(self, index: int, arrays: Sequence[Buffer], samples: float, gathered: bool = False) -> list[Buffer]:
         """Collective: see `Reducer.exchange`."""

@@ -10,11 +10,12 @@
 /* Python does it, or tells of it. Returns whether the step goes on. */
 static int by_python(struct call *call, int why, int64_t detail, const void *mean) {
     char message[MESSAGE_BYTES] = "";
-    if (!call->session->python(call->bucket, why, detail, call->gradients, call->means, call->samples, mean, message,
-                               sizeof message))
+    int code = call->session->python(call->bucket, why, detail, call->gradients, call->means, call->samples, mean,
+                                     message, sizeof message);
+    if (!code)
         return 1;
     message[sizeof message - 1] = 0;
-    call->fail(call, TF_UNKNOWN, message);
+    call->fail(call, code, message);
     return 0;
 }
 
@@ -64,13 +65,15 @@ static int begin(struct call *call) {
             return 2;
     if (!weigh(session, update, &total))
         return 2;
+    session->under_way = update;
+    session->next = 0;
+    if (!update->counts)
+        return 1;
     memcpy(session->seen, session->all, (size_t)(session->header_bytes * session->size));
     session->fresh = 1;
     session->statistics[COUNT] += 1;
     session->statistics[WAITING] = *session->waiting;
     session->statistics[SAMPLES] += total;
-    session->under_way = update;
-    session->next = 0;
     return 1;
 }
 
@@ -168,7 +171,7 @@ void exchange(struct call *call) {
         session->next = bucket->index + 1;
         if (!goes_on || session->next == update->buckets)
             session->under_way = NULL;
-        if (session->next == update->buckets)
+        if (update->counts && session->next == update->buckets)
             session->activity[UPDATES] = (int64_t)session->statistics[COUNT];
     }
     session->activity[INSIDE] = 0;

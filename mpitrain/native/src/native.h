@@ -24,7 +24,7 @@ typedef uint64_t handle; /* of MPI */
 enum { FLOAT32 = 1, FLOAT64 = 2, BFLOAT16 = 14, FLOAT16 = 19 };
 
 /* TF_Code */
-enum { TF_UNKNOWN = 2, TF_INVALID_ARGUMENT = 3, TF_RESOURCE_EXHAUSTED = 8 };
+enum { TF_INVALID_ARGUMENT = 3, TF_RESOURCE_EXHAUSTED = 8 };
 
 /* Functions of TensorFlow's C API (tensorflow/c/kernels.h, tf_tensor.h, tf_status.h), in this order. */
 struct tensorflow {
@@ -77,7 +77,7 @@ enum { COUNT = 0, WAITING = 1, EXCHANGING = 2, SAMPLES = 3 };
 struct bucket;
 
 /* Called with the gradients of a bucket, which Python only reads, and the memory for their means (the same where the sum
- * was taken in place). Returns 0, or what is wrong stands in `message`. */
+ * was taken in place). Returns 0, or a TF_Code, and what is wrong stands in `message`. */
 typedef int (*python_t)(const struct bucket *bucket, int why, int64_t detail, const void *const *gradients,
                         void *const *means, double samples, const void *mean, char *message, int64_t message_bytes);
 
@@ -113,6 +113,7 @@ struct update {
     int64_t added_up;
     int64_t buckets;
     int64_t is_small; /* each bucket is */
+    int64_t counts;   /* an update of variables, and no other collective */
     int64_t ready; /* Python has made such an update and has nothing more to do in those to come */
 };
 

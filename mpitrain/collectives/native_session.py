@@ -1,64 +1,124 @@
-"""What a `Reducer` shares with machine code, and how machine code calls it."""
+"""What Python shares with machine code that exchanges on one communicator, and how machine code calls Python."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpitrain.collectives.bucket import Bucket
 from mpitrain.comm.all_reduce import SMALL_BYTES, AllReduce
+from mpitrain.comm.communicator import Buffer
 from mpitrain.comm.mpi import MpiCommunicator
+from mpitrain.errors import CollectiveError
 from mpitrain.native.library import PYTHON, BucketStruct, Library, SessionStruct, UpdateStruct
-from mpitrain.reduction.buckets import BucketPlan, itemsize
-from mpitrain.reduction.finite import LOOKED_AT_BYTES, WHOLE_EVERY, FiniteCheck
-from mpitrain.reduction.statistics import Statistics
 from mpitrain.runtime.words import address
 from mpitrain.world.agreement import Agreed, Agreement
+from mpitrain.world.calls import Call
 
-Buffer = np.ndarray[Any, Any]
 EXCHANGE, GATHERED, NOT_FINITE, CONTENDED, FAILED = range(5)  # why Python is called
 # What is summed, and of what: halves travel in single precision. The numbers are those of TF_DataType.
 TRAVELS = {"float32": ("float32", "float16", "bfloat16"), "float64": ("float64",)}
 NUMBERS = {"float32": 1, "float64": 2, "bfloat16": 14, "float16": 19}
-MOST_UPDATES = 256
+ITEM_BYTES = {"float32": 4, "float64": 8}
+UNKNOWN, FAILED_PRECONDITION = 2, 9  # of TF_Code
+MOST_PLANS = 256
 _ids = itertools.count(1)  # of buckets
-_by_bucket: weakref.WeakValueDictionary[int, NativeUpdate] = weakref.WeakValueDictionary()
+_by_bucket: weakref.WeakValueDictionary[int, NativePlan] = weakref.WeakValueDictionary()
 
 
-class Python(Protocol):
-    """The twin of the machine code: `Reducer.exchange` of one plan."""
+class Spec(Protocol):
+    """One tensor of a plan."""
 
-    def __call__(self, index: int, arrays: Sequence[Buffer], samples: float, gathered: bool = False) -> list[Buffer]:
-        """Collective: the means of a bucket."""
+    @property
+    def size(self) -> int:
+        """Elements."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, all of it known."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype."""
         ...
 
 
-class NativeUpdate:
+class Plan(Protocol):
+    """What ranks agree on, and the tensors that travel together."""
+
+    @property
+    def call(self) -> Call:
+        """What all ranks have in common."""
+        ...
+
+    @property
+    def added_up(self) -> bool:
+        """It is the sum over ranks, not the mean over samples."""
+        ...
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """All tensors."""
+        ...
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """Those that travel together."""
+        ...
+
+
+class Python(Protocol):
+    """The twin of the machine code for one plan, which does what is not usual."""
+
+    def __call__(self, index: int, arrays: Sequence[Buffer], samples: float, gathered: bool = False) -> list[Buffer]:
+        """Collective: the means of bucket `index`; with `gathered` the headers are there, and the turn is taken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is kept of updates of variables, and not of other collectives.
+
+    Attributes:
+        statistics: float64, see `reduction.statistics`.
+        look: collective, where a mean is not finite: plan, bucket, mean, what this rank put in; None where it may be.
+        looked_at_bytes: of each bucket, which are looked at in every update; all of them in each `whole_every`-th.
+    """
+
+    statistics: Buffer
+    look: Callable[[Any, Bucket, Buffer, Sequence[Buffer]], None] | None
+    looked_at_bytes: int
+    whole_every: int
+
+
+class NativePlan:
     """A plan as machine code knows it.
 
     Attributes:
         plan: what is exchanged.
         python: does it where machine code leaves it to Python.
         addresses: of each bucket, for the operation; None where Python exchanges it.
+        error: raised by Python in the latest call.
     """
 
-    def __init__(self, reducer: NativeReducer, session: Any, plan: BucketPlan, python: Python) -> None:
+    def __init__(self, session: NativeSession, struct: Any, plan: Plan, python: Python, counts: bool) -> None:
         self.plan, self.python = plan, python
-        sizes = [bucket.size * itemsize(bucket.dtype) for bucket in plan.buckets]
+        self.error: Exception | None = None
+        self.is_counted = counts
+        sizes = [bucket.size * ITEM_BYTES.get(bucket.dtype, SMALL_BYTES) for bucket in plan.buckets]
         self.struct: Any = UpdateStruct(
-            ctypes.addressof(session),
-            plan.call.signature,
-            plan.call.added_up,
-            len(plan.buckets),
-            max(sizes) < SMALL_BYTES,
-            0,
+            *(ctypes.addressof(struct), plan.call.signature, plan.added_up, len(plan.buckets)),
+            *(max(sizes) < SMALL_BYTES, counts, False),
         )
-        self._kept: list[Any] = [reducer]  # memory that machine code looks at
+        self._kept: list[Any] = [session]  # memory that machine code looks at
         self.ids: list[int] = []
         self.addresses: list[int | None] = []
         for index, bucket in enumerate(plan.buckets):
@@ -82,12 +142,12 @@ class NativeUpdate:
         return ctypes.addressof(one)
 
 
-class NativeReducer:
+class NativeSession:
     """One communicator.
 
     Args:
         library: the machine code.
-        finite: asked where a mean is not finite.
+        counted: of updates of variables; None for other collectives.
 
     Attributes:
         left_to_python: buckets of which machine code has made nothing.
@@ -99,44 +159,37 @@ class NativeReducer:
         communicator: MpiCommunicator,
         agreement: Agreement,
         all_reduce: AllReduce,
-        statistics: Statistics,
-        finite: FiniteCheck,
+        counted: Counted | None = None,
     ) -> None:
-        self.library = library
-        self._communicator, self._agreement, self._finite, self._statistics = (
-            communicator,
-            agreement,
-            finite,
-            statistics,
-        )
-        self._all_reduce = all_reduce
+        self.left_to_python = 0
+        self._communicator, self._agreement, self._counted = communicator, agreement, counted
+        known = counted or Counted(np.zeros(4), None, 0, 1)
         self._seen = np.zeros_like(agreement.headers)
         self._callback = PYTHON(self._called)
-        handles, words = communicator.handles(), communicator.activity.words
-        memory = [agreement.own, agreement.headers, self._seen, agreement.words, statistics.words, words]
-        memory += [agreement.turn.words, all_reduce.words]
+        memory = [agreement.own, agreement.headers, self._seen, agreement.words, known.statistics]
+        memory += [communicator.activity.words, agreement.turn.words, all_reduce.words]
         self._kept = memory
         self._session: Any = SessionStruct(
-            *handles,
-            *(communicator.rank, communicator.size, communicator.crowded, finite.action != "ignore", all_reduce.pairs),
-            *(SMALL_BYTES, communicator.largest_bytes, LOOKED_AT_BYTES, WHOLE_EVERY, agreement.own.nbytes),
+            *communicator.handles(),
+            *(communicator.rank, communicator.size, communicator.crowded, known.look is not None),
+            *(all_reduce.pairs, SMALL_BYTES, communicator.largest_bytes, known.looked_at_bytes),
+            *(known.whole_every, agreement.own.nbytes),
             *map(address, memory),
             ctypes.cast(self._callback, ctypes.c_void_p),
         )
-        self.left_to_python = 0
-        self._updates: dict[int, NativeUpdate] = {}  # by the identity of their plan, which they keep
+        self._plans: dict[int, NativePlan] = {}  # by the identity of the plan, which they keep
         agreement.turn.native = library
         communicator.activity.bucket_of = _bucket_of
 
-    def update(self, plan: BucketPlan, python: Python) -> NativeUpdate:
+    def of(self, plan: Plan, python: Python) -> NativePlan:
         """Local: the record of a plan; `python` replaces the one that it was given before."""
-        known = self._updates.get(id(plan))
+        known = self._plans.get(id(plan))
         if known is not None:
             known.python = python
             return known
-        if len(self._updates) >= MOST_UPDATES:
-            self._updates.clear()  # graphs keep theirs
-        own = self._updates[id(plan)] = NativeUpdate(self, self._session, plan, python)
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()  # graphs keep theirs
+        own = self._plans[id(plan)] = NativePlan(self, self._session, plan, python, self._counted is not None)
         _by_bucket.update(dict.fromkeys(own.ids, own))
         return own
 
@@ -156,7 +209,7 @@ class NativeReducer:
     def pending(self, pending: bool) -> None:
         self._session.pending = pending
 
-    def take(self, plan: BucketPlan) -> tuple[int, float, float] | None:
+    def take(self, plan: Plan) -> tuple[int, float, float] | None:
         """Local: Python goes on with an update that is under way; the next bucket, and the weights before and after.
 
         None if none is under way. The bucket is -1 where it is one of another plan.
@@ -164,14 +217,14 @@ class NativeReducer:
         session = self._session
         if not session.under_way:
             return None
-        known = self._updates.get(id(plan))
+        known = self._plans.get(id(plan))
         is_own = known is not None and ctypes.addressof(known.struct) == session.under_way
         session.under_way = None
         return (session.next if is_own else -1, session.before, session.after)
 
-    def give(self, plan: BucketPlan, index: int, before: float | None, after: float) -> bool:
+    def give(self, plan: Plan, index: int, before: float | None, after: float) -> bool:
         """Local: bucket `index` of an update under way is next; False where machine code does not know the plan."""
-        known = self._updates.get(id(plan))
+        known = self._plans.get(id(plan))
         if known is None:
             return False
         session = self._session
@@ -179,9 +232,9 @@ class NativeReducer:
         session.under_way = ctypes.addressof(known.struct)
         return True
 
-    def make_ready(self, plan: BucketPlan) -> None:
+    def make_ready(self, plan: Plan) -> None:
         """Local: Python has begun such an update, and has nothing to do in those to come."""
-        known = self._updates.get(id(plan))
+        known = self._plans.get(id(plan))
         if known is not None:
             known.struct.ready = 1
 
@@ -198,43 +251,47 @@ class NativeReducer:
         message_bytes: int,
     ) -> int:
         """Collective: see `python_t` in `native.h`."""
+        own = BucketStruct.from_address(bucket)
+        plan = _by_bucket[own.id]
+        plan.error = None
         try:
-            own = BucketStruct.from_address(bucket)
-            update = _by_bucket[own.id]
             if why in (EXCHANGE, GATHERED):
-                self._exchange(update, own.index, gradients, means, samples, why == GATHERED)
+                self._exchange(plan, own.index, gradients, means, samples, why == GATHERED)
             elif why == NOT_FINITE:
-                self._look(update, own.index, gradients, detail, mean)
+                self._look(plan, own.index, gradients, detail, mean)
             elif why == CONTENDED:
                 with self._agreement.turn:
                     pass  # which raises
             else:
                 raise self._communicator.error(detail)
         except BaseException as error:
+            plan.error = error if isinstance(error, Exception) else None
             text = f"{type(error).__name__}: {error}".encode()[: message_bytes - 1] + b"\0"
             ctypes.memmove(message, text, len(text))
-            return 1
+            return UNKNOWN if plan.is_counted or not isinstance(error, CollectiveError) else FAILED_PRECONDITION
         return 0
 
     def _exchange(
-        self, update: NativeUpdate, index: int, gradients: Any, means: Any, samples: float, gathered: bool
+        self, plan: NativePlan, index: int, gradients: Any, means: Any, samples: float, gathered: bool
     ) -> None:
         self.left_to_python += 1
-        specs = [update.plan.specs[position] for position in update.plan.buckets[index].members]
+        specs = [plan.plan.specs[position] for position in plan.plan.buckets[index].members]
         arrays = [_array(gradients[i], spec.size, spec.dtype, spec.shape) for i, spec in enumerate(specs)]
-        results = update.python(index, arrays, samples, gathered)
+        results = plan.python(index, arrays, samples, gathered)
         for i, (spec, result) in enumerate(zip(specs, results, strict=True)):
             _array(means[i], spec.size, spec.dtype, spec.shape)[...] = result
 
-    def _look(self, update: NativeUpdate, index: int, gradients: Any, kept: int, mean: int | None) -> None:
-        bucket = update.plan.buckets[index]
+    def _look(self, plan: NativePlan, index: int, gradients: Any, kept: int, mean: int | None) -> None:
+        bucket = plan.plan.buckets[index]
         own: list[Buffer] = []
         if self._session.before != 0:
-            specs = [update.plan.specs[position] for position in bucket.members]
+            specs = [plan.plan.specs[position] for position in bucket.members]
             own = [_array(gradients[i], kept or spec.size, spec.dtype) for i, spec in enumerate(specs)]
         whole = _array(mean, bucket.size, bucket.dtype)
+        assert self._counted is not None
+        assert self._counted.look is not None
         with np.errstate(all="ignore"):
-            self._finite.look(update.plan, bucket, whole, own, self._statistics.updates)
+            self._counted.look(plan.plan, bucket, whole, own)
 
 
 def _bucket_of(number: int) -> Any:
