@@ -39,7 +39,7 @@ def shuffle_seeds(dataset: Any) -> list[tuple[int, int]]:
     """Local: those by which the elements of a dataset are shuffled; two zeros where the system draws them anew."""
     own = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
     found = [] if own[0] is None or own[1] is None else [(int(own[0]), int(own[1]))]
-    for one in getattr(dataset, "_inputs", list)():
+    for one in dataset._inputs() if hasattr(dataset, "element_spec") else ():
         found += shuffle_seeds(one)
     return found
 

@@ -16,7 +16,7 @@ DOOR = PACKAGE / "runtime" / "keras_private.py"
 OF_OTHERS = {
     *("_current_frames", "_exit", "_getframe", "_replace"),  # Python
     *("_actions", "_option_string_actions", "_print_message"),  # its argparse
-    *("_create_slots", "_jit_compile"),  # TensorFlow
+    *("_create_slots", "_inputs", "_jit_compile"),  # TensorFlow
     "_handleof",  # mpi4py
 }
 
