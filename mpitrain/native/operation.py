@@ -64,11 +64,13 @@ def _execute(bucket: int | None, record: Record, samples: tf.Tensor, tensors: Se
 
 def _keep(graph: Any, one: Any) -> None:
     """Local: for as long as the graph, or one around it, can run."""
-    while graph.building_function:
-        if not hasattr(graph, KEPT):
-            setattr(graph, KEPT, [])
-        getattr(graph, KEPT).append(one)
-        graph = graph.outer_graph
+    graphs = [graph]
+    while graphs[-1].building_function:
+        graphs.append(graphs[-1].outer_graph)
+    for holder in graphs[: len(graphs) - 1 or 1]:  # around functions stands one that never goes
+        if not hasattr(holder, KEPT):
+            setattr(holder, KEPT, [])
+        getattr(holder, KEPT).append(one)
 
 
 @functools.cache

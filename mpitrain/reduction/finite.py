@@ -108,7 +108,8 @@ class FiniteCheck:
         if not places:
             return f"{what}: each rank's own is finite, so their sum is too large. Lower the learning rate, or clip"
         texts = [
-            f"{one.name} on {self._agreement.name([rank])} ({one.nans:,} NaN, {counted(one.infinite, 'infinite value')})"
+            f"{one.name} on {self._agreement.name([rank])} "
+            f"({one.nans:,} NaN, {counted(one.infinite, 'infinite value')})"
             for rank, one in places[:NAMED]
         ]
         more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""

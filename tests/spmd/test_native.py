@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.callbacks import DataParallel
+from mpitrain.collectives.host import Reduction
 from mpitrain.collectives.native_engine import usable
 from mpitrain.collectives.registry import engine_of
 from mpitrain.errors import MismatchError
@@ -69,12 +72,12 @@ class Job:
             means: list[tf.Tensor] = mean_gradients(collectives, self.reducer, plan, own, samples)
             return means
 
-        self._exchange = tf.function(exchange, autograph=False) if in_graph else exchange
+        self.graph = tf.function(exchange, autograph=False) if in_graph else exchange
 
     def __call__(self, update: int, samples: Samples, own: Sequence[tf.Tensor] | None = None) -> list[Any]:
         given = values(update, self.plan.specs) if own is None else own
         count = tf.constant(samples(WORLD.rank, update), tf.float64)
-        return [mean.numpy() for mean in self._exchange(given, count)]
+        return [mean.numpy() for mean in self.graph(given, count)]
 
     @property
     def left_to_python(self) -> int:
@@ -215,3 +218,34 @@ def test_ranks_that_run_out_of_data() -> None:
         weights.append([np.asarray(variable) for variable in model.trainable_variables])
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_graph_keeps_what_it_needs() -> None:
+    """Its operations know it by address."""
+    plan = plan_of("small")
+    expected = Job("host", plan)(0, SAMPLES["equal"])
+    job = Job("native", plan)
+    job(0, SAMPLES["equal"])
+    reducer, exchange = weakref.ref(job.reducer), job.graph
+    del job
+    gc.collect()
+    assert reducer() is not None
+    for _ in range(UPDATES):
+        found = exchange(values(0, plan.specs), tf.constant(8.0, tf.float64))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    del exchange
+    gc.collect()
+    assert reducer() is None
+
+
+def test_eager_errors_are_those_of_python() -> None:
+    for name in ("native", "host"):
+        engine = engine_of(WORLD, name)
+        for _ in range(3):
+            own = tf.constant([1.0 + WORLD.rank, 2.0], tf.float64)
+            mean = engine.all_reduce(own, Reduction("mean"))
+            assert mean.numpy().tolist() == [1.0 + (WORLD.size - 1) / 2, 2.0]
+        with pytest.raises(MismatchError, match="ranks call different collectives"):
+            engine.all_reduce(tf.ones([2 + (WORLD.rank == 0)]), Reduction("sum"))
+        assert engine.all_reduce(tf.ones([2], tf.float16), Reduction("sum")).numpy().tolist() == [WORLD.size] * 2
