@@ -45,7 +45,7 @@ SessionStruct = _structure(
     int_3="next",
     double="before after",
     pointer_4="scratch:3",
-    int_4="scratch_bytes:3",
+    int_4="scratch_bytes:3 failed",
 )
 UpdateStruct = _structure("UpdateStruct", pointer="session", int="signature added_up buckets is_small counts ready")
 BucketStruct = _structure(

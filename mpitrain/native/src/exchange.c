@@ -19,6 +19,12 @@ static int by_python(struct call *call, int why, int64_t detail, const void *mea
     return 0;
 }
 
+/* MPI has failed: Python tells of it. Messages may still arrive, so nothing more happens here. */
+static int failed(struct call *call, int error) {
+    call->session->failed = 1;
+    return by_python(call, FAILED, error, NULL) * 0;
+}
+
 /* Weights so that the sum over ranks is the mean over samples, or the sum (`weights_of` in `reduction/reducer.py`).
  * Returns whether they are exact. */
 static int weigh(struct session *session, const struct update *update, double *total) {
@@ -56,7 +62,7 @@ static int begin(struct call *call) {
     session->mine[1] = call->samples;
     int error = gather_headers(session);
     if (error)
-        return by_python(call, FAILED, error, NULL) * 0;
+        return failed(call, error);
     double waited = now() - start;
     *session->waiting += waited;
     int64_t step = session->header_bytes / 8;
@@ -129,7 +135,7 @@ static int reduce(struct call *call) {
         return 0;
     }
     if (error)
-        return by_python(call, FAILED, error, NULL) * 0;
+        return failed(call, error);
     if (session->looks && !all_finite(call, target)) {
         call->gradients[0] = own;
         if (!by_python(call, NOT_FINITE, kept, target))
@@ -141,16 +147,17 @@ static int reduce(struct call *call) {
     return 1;
 }
 
-/* Whether Python has nothing to do with this bucket, as far as is known before its turn. */
+/* Whether Python has nothing to do with this bucket. */
 static int is_usual(const struct bucket *bucket) {
     const struct update *update = bucket->update;
     const struct session *session = update->session;
-    if (session->turn[OTHERS_CAME] || session->turn[OBSERVED])
+    if (session->failed || __atomic_load_n(&session->turn[OTHERS_CAME], __ATOMIC_ACQUIRE) || session->turn[OBSERVED])
         return 0;
     if (bucket->index > 0)
         return session->under_way == update && session->next == bucket->index;
-    int is_known = update->is_small || session->how[CHOSEN]; /* how it is summed; else ranks measure it together */
-    return update->ready && is_known && !session->pending && !session->under_way;
+    /* How it is summed; else ranks measure it together. Messages larger than `largest_bytes` are cut by Python. */
+    int is_known = session->how[CHOSEN] && session->how[SEGMENT_BYTES] <= session->largest_bytes;
+    return update->ready && (is_known || update->is_small) && !session->pending && !session->under_way;
 }
 
 /* Bucket by bucket without Python, where that has nothing to do with it. */
@@ -158,7 +165,12 @@ void exchange(struct call *call) {
     const struct bucket *bucket = call->bucket;
     const struct update *update = bucket->update;
     struct session *session = call->session;
-    if (!is_usual(bucket) || !mpitrain_take_turn(session->turn)) {
+    int takes = is_usual(bucket) && mpitrain_take_turn(session->turn);
+    if (takes && !is_usual(bucket)) { /* any more: another thread had the turn meanwhile */
+        mpitrain_give_turn(session->turn);
+        takes = 0;
+    }
+    if (!takes) {
         by_python(call, EXCHANGE, 0, NULL);
         return;
     }
@@ -177,7 +189,7 @@ void exchange(struct call *call) {
     session->activity[INSIDE] = 0;
     if (goes_on == 2)
         by_python(call, GATHERED, 0, NULL);
-    int others_came = (int)session->turn[OTHERS_CAME];
+    int others_came = (int)__atomic_load_n(&session->turn[OTHERS_CAME], __ATOMIC_ACQUIRE);
     mpitrain_give_turn(session->turn);
     if (goes_on == 1 && others_came)
         by_python(call, CONTENDED, 0, NULL);

@@ -25,11 +25,16 @@ EXPORTED int mpitrain_setup(const struct tensorflow *functions, int64_t function
     return 1;
 }
 
+/* NULL where there is no memory or no bucket, which `mpitrain_compute` tells. */
 EXPORTED void *mpitrain_create(void *construction) {
     void *status = tf.new_status();
     int64_t *address = malloc(sizeof *address);
     if (address)
         tf.get_attribute(construction, "bucket", address, status);
+    if (address && tf.get_code(status)) {
+        free(address);
+        address = NULL;
+    }
     tf.delete_status(status);
     return address;
 }
@@ -44,12 +49,20 @@ static void fail(struct call *call, int code, const char *message) {
     tf.fail(kernel->context, kernel->status);
 }
 
+/* TensorFlow has not given a tensor, and may have said why. */
+static void fail_without(struct kernel_call *call) {
+    if (tf.get_code(call->status))
+        tf.fail(call->context, call->status);
+    else
+        fail(&call->call, TF_RESOURCE_EXHAUSTED, "TensorFlow has no memory for a tensor");
+}
+
 /* The memory of input `index`, if it is of this dtype and size; its shape. */
 static const void *input(struct kernel_call *call, int index, int type, size_t bytes, int64_t *dimensions, int *rank) {
     void *tensor = NULL;
     tf.get_input(call->context, index, &tensor, call->status);
     if (tf.get_code(call->status) || !tensor) {
-        tf.fail(call->context, call->status);
+        fail_without(call);
         return NULL;
     }
     static const double nothing; /* TensorFlow has no memory for a tensor without elements */
@@ -72,7 +85,7 @@ static void *output(struct kernel_call *call, int index, int type, size_t bytes,
                                                     call->status)
                            : tf.allocate(call->context, index, type, dimensions, rank, bytes, call->status);
     if (tf.get_code(call->status) || !tensor) {
-        tf.fail(call->context, call->status);
+        fail_without(call);
         return NULL;
     }
     void *data = tf.data(tensor);
@@ -116,16 +129,29 @@ static int open_tensors(struct kernel_call *kernel) {
 }
 
 EXPORTED void mpitrain_compute(void *attribute, void *context) {
-    const struct bucket *bucket = (const struct bucket *)(uintptr_t) * (int64_t *)attribute;
-    struct kernel_call kernel = {.call = {bucket, bucket->update->session, .fail = fail}, .context = context};
+    struct kernel_call kernel = {.call = {.fail = fail}, .context = context, .status = tf.new_status()};
     struct call *call = &kernel.call;
-    kernel.status = tf.new_status();
-    call->gradients = calloc((size_t)bucket->members * 2, sizeof(void *));
-    call->means = (void **)call->gradients + bucket->members;
-    if (!call->gradients)
+    if (!attribute) {
+        fail(call, TF_RESOURCE_EXHAUSTED, "no memory for the operation, or it has no bucket");
+        tf.delete_status(kernel.status);
+        return;
+    }
+    const struct bucket *bucket = (const struct bucket *)(uintptr_t) * (int64_t *)attribute;
+    struct session *session = bucket->update->session;
+    call->bucket = bucket;
+    call->session = session;
+    call->gradients = calloc((size_t)bucket->members, sizeof *call->gradients);
+    call->means = calloc((size_t)bucket->members, sizeof *call->means);
+    int is_open = call->gradients && call->means;
+    if (!is_open)
         fail(call, TF_RESOURCE_EXHAUSTED, "no memory for the exchange of gradients");
-    else if (open_tensors(&kernel))
+    else
+        is_open = open_tensors(&kernel);
+    if (is_open)
         exchange(call);
+    else if (session->under_way == bucket->update && session->next == bucket->index)
+        session->under_way = NULL; /* it is not gone on with */
     free(call->gradients);
+    free(call->means);
     tf.delete_status(kernel.status);
 }

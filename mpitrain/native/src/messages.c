@@ -6,7 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-
 #define SPIN_SECONDS 3e-4
 #define LONGEST_SLEEP_SECONDS 2e-4
 #define MOST_IN_FLIGHT 4096
@@ -25,9 +24,9 @@ double now(void) {
 
 /* Memory that stays, grown where more is needed. NULL if there is none. */
 void *scratch(struct session *session, scratch_t which, int64_t bytes) {
-    if (session->scratch_bytes[which] < bytes) {
+    if (session->scratch_bytes[which] < bytes || !session->scratch[which]) {
         free(session->scratch[which]);
-        int64_t rounded = (bytes + 4095) / 4096 * 4096;
+        int64_t rounded = (bytes / 4096 + 1) * 4096; /* some for nothing, too */
         session->scratch[which] = aligned_alloc(64, (size_t)rounded);
         session->scratch_bytes[which] = session->scratch[which] ? rounded : 0;
     }
@@ -35,7 +34,7 @@ void *scratch(struct session *session, scratch_t which, int64_t bytes) {
 }
 
 static int done(handle *request, int *is_done) {
-    char status[256]; /* larger than MPI_Status of any library */
+    int64_t status[32]; /* larger than MPI_Status of any library */
     return mpi.test(request, is_done, status);
 }
 

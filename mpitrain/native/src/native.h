@@ -105,6 +105,7 @@ struct session {
     double before, after; /* weights; before < 0: own gradients count as they are */
     uint8_t *scratch[3]; /* see `scratch_t` */
     int64_t scratch_bytes[3];
+    int64_t failed; /* MPI has */
 };
 
 struct update {

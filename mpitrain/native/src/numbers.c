@@ -135,18 +135,20 @@ void scale(void *target, int64_t type, int64_t size, double factor) {
         out[i] *= single;
 }
 
-/* Whether all are numbers, and none infinite: a value less itself is 0 then only. */
+/* Whether all are numbers, and none infinite: in these the exponent has all its bits. */
 int is_finite(const void *array, int64_t type, int64_t size) {
     if (type == FLOAT64) {
-        const uint64_t *bits = array;
-        uint64_t found = 0;
-        for (int64_t i = 0; i < size; i++)
-            found |= (bits[i] & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+        const char *in = array;
+        uint64_t found = 0, bits;
+        for (int64_t i = 0; i < size; i++) {
+            memcpy(&bits, in + 8 * i, 8);
+            found |= (bits & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+        }
         return !found;
     }
-    const uint32_t *bits = array;
+    const float *in = array;
     uint32_t found = 0;
     for (int64_t i = 0; i < size; i++)
-        found |= (bits[i] & 0x7f800000u) == 0x7f800000u;
+        found |= (bits_of(in[i]) & 0x7f800000u) == 0x7f800000u;
     return !found;
 }
