@@ -18,9 +18,9 @@ from mpitrain.collectives.host_engine import HostAveraging, HostEngine
 from mpitrain.collectives.native_session import MOST_PLANS, TRAVELS, NativePlan, NativeSession
 from mpitrain.comm.communicator import Buffer
 from mpitrain.comm.mpi import MpiCommunicator
-from mpitrain.errors import UsageError
 from mpitrain.native import operation
 from mpitrain.native.library import Library, library
+from mpitrain.world import engine_choice
 from mpitrain.world.world import World
 
 HALVES = ("float16", "bfloat16")
@@ -29,12 +29,10 @@ HALVES = ("float16", "bfloat16")
 def usable(world: World) -> Library | str:
     """Local: the machine code that these ranks can use, or why they cannot."""
     communicator = world.communicator
-    if not isinstance(communicator, MpiCommunicator):
-        return "no MPI connects these ranks"
-    if communicator.can_shrink:
-        return "ranks may be lost while others go on"
-    if communicator.thread_level != "multiple":
-        return f"this MPI lets no other thread in (its level is {communicator.thread_level})"
+    reason = engine_choice.obstacle(communicator)
+    if reason is not None:
+        return reason
+    assert isinstance(communicator, MpiCommunicator)
     return library(communicator.file)
 
 
@@ -49,7 +47,7 @@ class NativeEngine(HostEngine):
         super().__init__(world)
         found = usable(world)
         if isinstance(found, str):
-            raise UsageError(f"gradients cannot be exchanged by machine code: {found}")
+            raise engine_choice.unusable(found)
         self.library: Library = found
         self._sample = tf.constant(1.0, tf.float64)
         self._session: NativeSession | None = None

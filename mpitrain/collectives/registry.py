@@ -10,7 +10,7 @@ from mpitrain.collectives.engine import CollectiveEngine
 from mpitrain.collectives.host_engine import HostEngine
 from mpitrain.collectives.native_engine import NativeEngine, usable
 from mpitrain.collectives.one_rank import OneRankEngine
-from mpitrain.errors import UsageError
+from mpitrain.world import engine_choice
 from mpitrain.world.world import World
 
 ENGINES: dict[str, Callable[[World], CollectiveEngine]] = {
@@ -18,8 +18,6 @@ ENGINES: dict[str, Callable[[World], CollectiveEngine]] = {
     "host": HostEngine,
     "one_rank": OneRankEngine,
 }
-VARIABLE = "MPITRAIN_ENGINE"
-ASKED = {"auto": None, "native": "native", "python": "host"}  # what the variable may say
 
 
 def chosen(world: World) -> tuple[str, str]:
@@ -28,13 +26,13 @@ def chosen(world: World) -> tuple[str, str]:
     Raises:
         UsageError: MPITRAIN_ENGINE is not understood.
     """
-    asked = os.environ.get(VARIABLE, "auto")
-    if asked not in ASKED:
-        raise UsageError(f"{VARIABLE}={asked!r} is not understood; give {', '.join(ASKED)}.")
-    name = ASKED[asked]
-    if name is not None:
-        return name, f"{VARIABLE}={asked}"
-    found = usable(world) if world.size > 1 else "there is one rank"
+    way = engine_choice.asked(os.environ)
+    if world.size == 1:
+        return "host", "there is one rank"
+    if way != engine_choice.AUTO:
+        name = "native" if way == engine_choice.NATIVE else "host"
+        return name, f"{engine_choice.VARIABLE}={way}"
+    found = usable(world)
     return ("host", found) if isinstance(found, str) else ("native", "machine code was built for it")
 
 

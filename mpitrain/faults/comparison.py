@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy", "mpi4py")
-# Settings that change what is computed, and what they are where they are not set. Others may differ: launchers do not
-# hand all variables on to other hosts.
+# Settings that change what is computed, or how, and what they are where they are not set. Others may differ: launchers
+# do not hand all variables on to other hosts.
 VARIABLES = {
     "KERAS_BACKEND": "tensorflow",
     "MPITRAIN_ALL_REDUCE": "",
+    "MPITRAIN_ENGINE": "auto",
     "NVIDIA_TF32_OVERRIDE": "",
     "PYTHONHASHSEED": "random",
     "TF_DETERMINISTIC_OPS": "",

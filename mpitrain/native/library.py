@@ -71,6 +71,22 @@ class Library:
         self._code.mpitrain_give_turn(ctypes.c_void_p(turn.ctypes.data))
 
 
+def loadable(mpi_file: str) -> str | None:
+    """Local: why there is no machine code for this MPI; None if there is, as far as is known without TensorFlow.
+
+    Args:
+        mpi_file: a loaded library through which functions of MPI are found.
+    """
+    if not FILE.exists():
+        return f"it was not built when mpitrain was installed (there is no {FILE.name})"
+    try:
+        ctypes.CDLL(str(FILE))
+        _table(ctypes.CDLL(mpi_file), MPI)
+    except (OSError, AttributeError) as error:
+        return f"it cannot be loaded here: {error!r}"
+    return None
+
+
 @functools.cache
 def library(mpi_file: str) -> Library | str:
     """Local: the machine code, or why there is none. Loads TensorFlow.
@@ -78,8 +94,9 @@ def library(mpi_file: str) -> Library | str:
     Args:
         mpi_file: a loaded library through which functions of MPI are found.
     """
-    if not FILE.exists():
-        return f"it was not built when mpitrain was installed (there is no {FILE.name})"
+    reason = loadable(mpi_file)
+    if reason is not None:
+        return reason
     try:
         code = ctypes.CDLL(str(FILE))
         tensorflow, mpi = _table(tensorflow_framework(), TENSORFLOW), _table(ctypes.CDLL(mpi_file), MPI)

@@ -14,7 +14,7 @@ from mpitrain.faults.exits import Exits
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime import gpus, imports, marks, streams
 from mpitrain.runtime.topology import Topology
-from mpitrain.world import machine_share, shrink, watch
+from mpitrain.world import engine_choice, machine_share, shrink, watch
 from mpitrain.world.connection import connect, launcher_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.end import finish_with
@@ -80,7 +80,7 @@ def init(
         marks.tell("met", topology.rank)
         exits = Exits(topology, communicator.abort, communicator.activity)
         exits.install()  # before the first thing that may fail on this rank alone
-        faults = run_on_all(communicator, topology.hosts, lambda: FaultOptions.of(environ, **given))
+        faults = run_on_all(communicator, topology.hosts, lambda: _settings(communicator, environ, given))
         watchdog = watch.start(communicator, topology, faults, environ)  # until then only the limit sees a stall
     if watchdog is not None:
         exits.watch(watchdog)
@@ -131,6 +131,16 @@ def _check_in_time(asked: bool, given: Mapping[str, object]) -> None:
     other = _current and any(value not in (None, getattr(_current[0].faults, name)) for name, value in given.items())
     if other or (_current and asked):
         raise TooLateError("mpitrain.init was called before with other settings; give them at its first call.")
+
+
+def _settings(communicator: Communicator, environ: Mapping[str, str], given: Mapping[str, object]) -> FaultOptions:
+    """Local: what is asked for by arguments and variables.
+
+    Raises:
+        UsageError: some of it is not understood, or cannot be.
+    """
+    engine_choice.check(communicator, environ)
+    return FaultOptions.of(environ, **given)
 
 
 def _start_limit(

@@ -209,6 +209,8 @@ AT_THE_START = {
     "MPITRAIN_COMPARE_RANKS=x": "MPITRAIN_COMPARE_RANKS is 'x': choose one of stop, warn, ignore",
     "MPITRAIN_NON_FINITE=x x.py": "(MPITRAIN_NON_FINITE) is 'x': choose one of stop, warn, ignore",
     "MPITRAIN_ALL_REDUCE=ring:0:1": "MPITRAIN_ALL_REDUCE='ring:0:1' is not understood",
+    "MPITRAIN_ENGINE=fast": "MPITRAIN_ENGINE is 'fast': choose one of auto, native, python",
+    "MPITRAIN_ENGINE=c x.py": "MPITRAIN_ENGINE is 'c': choose one of auto, native, python",
     "--gpu-memory lots": "GPU memory 'lots': expected growth, a fraction",
 }
 IN_ONE_PROCESS = {**OPTIONS, **FILES, **RUN, **VARIABLES}
