@@ -81,8 +81,8 @@ def packages() -> dict[str, str]:
     return found
 
 
-def package() -> dict[str, str] | None:
-    """The mpitrain that Python finds here, and a digest of its sources; None where there is none."""
+def package() -> dict[str, Any] | None:
+    """The mpitrain that Python finds here, a digest of its sources, what was built; None where there is none."""
     try:
         module = importlib.import_module("mpitrain")
         if module.__file__ is None:  # a folder of that name, with nothing in it
@@ -96,7 +96,9 @@ def package() -> dict[str, str] | None:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return {"version": version, "path": str(folder), "digest": digest.hexdigest()[:12]}
+    found = {"version": version, "path": str(folder), "digest": digest.hexdigest()[:12]}
+    is_built = (folder / "native" / "exchange.so").exists()
+    return {**found, "machine_code": is_built, "engine": os.environ.get("MPITRAIN_ENGINE", "auto")}
 
 
 def output(command: list[str], limit: float = CHILD_SECONDS) -> tuple[str, str]:

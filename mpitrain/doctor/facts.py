@@ -31,6 +31,8 @@ class Package:
     version: str
     path: str
     digest: str
+    machine_code: bool = True  # whether it was built there
+    engine: str = "auto"  # MPITRAIN_ENGINE there
 
 
 @dataclass(frozen=True)

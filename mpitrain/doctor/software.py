@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mpitrain.doctor.facts import Facts
-from mpitrain.doctor.finding import Finding
+from mpitrain.doctor.facts import Facts, Package
+from mpitrain.doctor.finding import Colour, Finding
 from mpitrain.launch.dialect import Mpi, mismatch
 
 LEAST_PYTHON = (3, 10)
@@ -88,6 +88,18 @@ def _packages(name: str, host: Facts, here: Facts) -> Iterator[Finding]:
         yield Finding("tensorflow", (name,), "red", f"{' and '.join(several)} overwrite each other's files", remedy)
 
 
+def _gradients(name: str, host: Facts, own: Package) -> Finding:
+    """By which way they would be exchanged; hosts may differ in it."""
+    if own.engine == "python":
+        return Finding("gradients", (name,), "green", "Python: MPITRAIN_ENGINE=python")
+    if own.machine_code:
+        return Finding("gradients", (name,), "green", "machine code")
+    sentence = "Python: machine code was not built when mpitrain was installed"
+    remedy = f"install a C compiler, then {host.python.executable} -m pip install --force-reinstall --no-deps mpitrain"
+    colour: Colour = "red" if own.engine == "native" else "yellow"
+    return Finding("gradients", (name,), colour, sentence, remedy)
+
+
 def _mpitrain(name: str, host: Facts, here: Facts) -> Iterator[Finding]:
     own, reference = host.mpitrain, here.mpitrain
     if reference is None:
@@ -97,6 +109,7 @@ def _mpitrain(name: str, host: Facts, here: Facts) -> Iterator[Finding]:
         return
     if own is not None and own.digest == reference.digest:
         yield Finding("mpitrain", (name,), "green", own.version)
+        yield _gradients(name, host, own)
         return
     if own is None:
         sentence = "is not installed"

@@ -29,7 +29,8 @@ def bad_here(**changes: Any) -> list[Finding]:
 def test_hosts_as_they_should_be_are_green() -> None:
     assert bad() == []
     checks = {finding.check for finding in check("node0", hosts(3))}
-    assert checks == {"Python", "tensorflow", "keras", "numpy", "mpi4py", "mpitrain", "MPI", "ULFM", "paths"}
+    packages = {"tensorflow", "keras", "numpy", "mpi4py", "mpitrain"}
+    assert checks == {"Python", *packages, "gradients", "MPI", "ULFM", "paths"}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,28 @@ def test_one_host_differs(changes: dict[str, Any], check_name: str, sentence: st
     assert sentence in found[0].sentence
     assert remedy in found[0].remedy
     assert found[0].colour == ("yellow" if changes == {"absent_paths": ("/work",)} else "red")
+
+
+@pytest.mark.parametrize(
+    ("is_built", "engine", "colour", "sentence"),
+    [
+        (True, "auto", "green", "machine code"),
+        (True, "python", "green", "Python: MPITRAIN_ENGINE=python"),
+        (False, "python", "green", "Python: MPITRAIN_ENGINE=python"),
+        (False, "auto", "yellow", "Python: machine code was not built when mpitrain was installed"),
+        (False, "native", "red", "Python: machine code was not built when mpitrain was installed"),
+    ],
+)
+def test_how_gradients_are_exchanged(is_built: bool, engine: str, colour: str, sentence: str) -> None:
+    """Hosts may differ in it."""
+    own = host(1).mpitrain
+    assert own is not None
+    other = replace(own, machine_code=is_built, engine=engine)
+    found = check("node0", {"node0": host(0), "node1": host(1, mpitrain=other)})
+    (one,) = [f for f in found if (f.check, f.hosts) == ("gradients", ("node1",))]
+    assert one.colour == colour
+    assert one.sentence.startswith(sentence)
+    assert ("compiler" in one.remedy) == (colour != "green")
 
 
 def test_a_python_with_nothing_in_it() -> None:
