@@ -31,6 +31,7 @@ from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime import keras_private, marks
 from mpitrain.runtime.counted import counted
 from mpitrain.training.model_hook import mark_synchronized
+from mpitrain.training.model_state import build
 from mpitrain.training.optimizer import hook_of
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.start import current_world
@@ -170,9 +171,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._world.activity.steps = self._now.steps
         if is_first and self._world.is_root:  # the watchdog tells of later ones, now and then
             marks.tell("step", self._world.rank, self._now.steps)
-        if self._resumed is not None:
-            state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
-            self._resumed = None
+        self._add_metrics()
         self._answer(self._requests_after_step())
         self._plan()
 
@@ -363,20 +362,35 @@ class Checkpoint(keras.callbacks.Callback):
             self._resumed = None  # else the metrics follow, once they exist
 
     def _pass_over(self, steps: int) -> None:
-        """Local: the next `steps` batches are read, and nothing else is done with them."""
+        """Local: the next `steps` batches are read, and nothing else is done with them.
+
+        The metrics of the epoch go on right then: of unknown length, it may have no step left, and its numbers are
+        those of the logs only where these have the names of all metrics.
+        """
         model, train = self.model, self.model.train_function
         left = steps
 
         def read(iterator: Any) -> dict[str, Any]:
             nonlocal left
-            for _ in range(model.steps_per_execution):
-                next(iterator)
+            batch = [next(iterator) for _ in range(model.steps_per_execution)][-1]
             left -= model.steps_per_execution
-            if left <= 0:
-                model.train_function = train
-            return {}
+            if left > 0:
+                return {}
+            model.train_function = train
+            build(model, batch)
+            saved = sum(key.startswith("metric/") for key in self._resumed.arrays) if self._resumed is not None else 0
+            if len(state.metrics_of(model)) != saved:
+                return {}  # a model without a usable `call`: the rest is made by its first step
+            self._add_metrics()
+            return dict(type(model).get_metrics_result(model))  # of this rank: some may have fewer batches
 
         model.train_function = read
+
+    def _add_metrics(self) -> None:
+        """Local: once, what the metrics of this epoch had counted before."""
+        if self._resumed is not None:
+            state.add_metrics(self.model, self._resumed.arrays, self._resumed.ranks, self._world)
+            self._resumed = None
 
     def _say(self, text: str) -> None:
         if self._world.is_root:

@@ -98,7 +98,9 @@ def test_when_checkpoints_are_written(tmp_path: Path, options: dict[str, Any], s
     assert [position.steps for position in kept(tmp_path)] == steps
 
 
-@pytest.mark.parametrize(("number", "code", "after"), [(signal.SIGTERM, 85, 1), (signal.SIGINT, 130, 4)])
+@pytest.mark.parametrize(
+    ("number", "code", "after"), [(signal.SIGTERM, 85, 1), (signal.SIGTERM, 85, 2), (signal.SIGINT, 130, 4)]
+)
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on(
     whole: Any, tmp_path: Path, number: signal.Signals, code: int, after: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,13 +112,13 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_run_goes_on(
             own.fit(dataset(batches(world.rank, [4] * STEPS)), verbose=0, epochs=EPOCHS, callbacks=callbacks)
         return caught.value.code, fit(world, tmp_path)
 
-    epoch = after // STEPS
+    epoch, step = after // STEPS, after % STEPS + 1  # after the third, nothing is left of an epoch
     for (found, (mine, history, begin)), (truth, expected, _) in zip(run(2, rank), whole, strict=True):
         assert found == code
-        assert begin == Position(epoch, 2, 0, after + 1), "with the header of the next step all know"
+        assert begin == Position(epoch, step, 0, after + 1), "with the header of the next step all know"
         check_same(mine, truth)
         check_history(history, expected)
-    told = f"{number.name} came to rank 1 (host); all ranks have stopped at epoch {epoch + 1}, after 2 steps of it"
+    told = f"{number.name} came to rank 1 (host); all ranks have stopped at epoch {epoch + 1}, after {step} steps of it"
     assert told in capfd.readouterr().err
 
 
