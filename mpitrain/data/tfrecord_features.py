@@ -127,7 +127,7 @@ def _features(record: bytes, name: str) -> Mapping[str, Any]:
 
 def _asked(given: str | None) -> dict[str, dict[str, Any]]:
     try:
-        spec = json.loads(given) if given else {}
+        spec = json.loads(given) if given is not None else {}
         parts: dict[str, dict[str, Any]] = {"x": dict(spec.get("x", {})), "y": dict(spec.get("y", {}))}
         unknown = set(spec) - {"x", "y"} | {key for part in parts.values() for key in part} - {"name", "kind", "shape"}
         shapes = [part.get("shape", []) for part in parts.values()]
@@ -135,6 +135,8 @@ def _asked(given: str | None) -> dict[str, dict[str, Any]]:
         kinds = {part.get("kind", "int") for part in parts.values()}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"the feature spec is not understood ({error}): write it as {FORM}") from error
+    if given is not None and not (spec and all(parts[part] for part in spec if part in parts)):
+        raise DataError(f"the feature spec {given} says nothing of a feature: write it as {FORM}, or leave it out")
     if unknown or not sound or not kinds <= set(KINDS):
         raise DataError(
             f"the feature spec {given} is not understood: write it as {FORM}, with kinds {', '.join(KINDS)}"

@@ -65,10 +65,15 @@ class FaultOptions:
         """Local: arguments that are not None before variables such as MPITRAIN_STALL_WARNING before defaults.
 
         Raises:
-            UsageError: a value is not one of those it may be.
+            UsageError: a value is not one of those it may be, or does not fit another.
         """
         found = build(cls, from_environment(cls, environ, given))
         check_needs(found, [name for name, value in given.items() if value is not None])
+        if 0 < found.stall_abort < found.stall_warning:
+            raise UsageError(
+                f"--stall-abort {found.stall_abort:g} would end the job before --stall-warning "
+                f"{found.stall_warning:g} tells who has not come: give --stall-warning a smaller number, or 0 for never"
+            )
         return found
 
     @classmethod

@@ -16,6 +16,8 @@ from mpitrain.faults.options import FaultOptions
         ({}, {}, (30.0, 300.0, "warn")),
         ({"MPITRAIN_STALL_WARNING": "5", "MPITRAIN_NON_FINITE": "stop"}, {}, (5.0, 300.0, "stop")),
         ({"MPITRAIN_STALL_WARNING": "5"}, {"stall_warning": 6, "stall_abort": 0}, (6.0, 0.0, "warn")),
+        ({"MPITRAIN_STALL_WARNING": "0"}, {"stall_abort": 5}, (0.0, 5.0, "warn")),
+        ({"MPITRAIN_STALL_WARNING": "5"}, {"stall_abort": 5}, (5.0, 5.0, "warn")),
         ({"MPITRAIN_STALL_ABORT": ""}, {"non_finite": "ignore"}, (30.0, 300.0, "ignore")),
     ],
 )
@@ -29,6 +31,8 @@ def test_options(environ: dict[str, str], given: dict[str, Any], expected: tuple
     [
         ({"MPITRAIN_STALL_WARNING": "soon"}, r"--stall-warning \(MPITRAIN_STALL_WARNING\) is 'soon'"),
         ({"MPITRAIN_STALL_ABORT": "-1"}, "MPITRAIN_STALL_ABORT"),
+        ({"MPITRAIN_STALL_ABORT": "20"}, "--stall-abort 20 would end the job before --stall-warning 30 tells"),
+        ({"MPITRAIN_STALL_WARNING": "400"}, "--stall-abort 300 would end the job before --stall-warning 400 tells"),
         ({"MPITRAIN_STALL_ABORT": "nan"}, "MPITRAIN_STALL_ABORT"),
         ({"MPITRAIN_STALL_ABORT": "inf"}, "MPITRAIN_STALL_ABORT"),
         ({"MPITRAIN_NON_FINITE": "maybe"}, "choose one of stop, warn, ignore"),
