@@ -35,7 +35,7 @@ setup(
         Extension(
             "mpitrain.native.exchange",
             sorted(str(path) for path in SOURCES.glob("*.c")),
-            depends=[str(SOURCES / "native.h")],
+            depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             # No contraction of a * b + c, which would change bits; nothing but what is marked is seen from outside.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
             libraries=["m"],

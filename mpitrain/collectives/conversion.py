@@ -1,6 +1,6 @@
 """What TensorFlow's compilers make of this package: nothing.
 
-AutoGraph would look for graphs in the code of MPI, and warn of it. XLA cannot compile calls to the host.
+AutoGraph would look for graphs in the code of MPI, and warn of it. XLA cannot compile calls of Python.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -32,25 +33,34 @@ def of_the_script(function: Function) -> Function:
     return converted
 
 
+def compiled_function() -> Any:
+    """Local: the `tf.function` with `jit_compile=True` that is being traced; None if XLA compiles nothing of this."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        function = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None
+        if getattr(function, "_jit_compile", None):
+            return function
+        frame = frame.f_back
+    return None
+
+
 def refuse_compiled() -> None:
     """Local, where a collective is traced: XLA is not to compile it. All ranks trace the same.
 
     Raises:
         AgreedError: it stands in a `tf.function` with `jit_compile=True`.
     """
-    frame = sys._getframe()
-    while frame is not None:
-        function = frame.f_locals.get("self") if "polymorphic_function" in frame.f_code.co_filename else None
-        if getattr(function, "_jit_compile", None):
-            python = function.python_function  # type: ignore[union-attr]
-            code = getattr(python, "__code__", None)
-            place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            raise AgreedError(
-                f"the tf.function {getattr(python, '__name__', 'of this program')}{place} has jit_compile=True, and "
-                "XLA cannot compile the exchange between ranks in it: leave jit_compile=True out there, or compile a "
-                "function that returns the gradients, and apply them outside of it."
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+    function = compiled_function()
+    if function is None:
+        return
+    python = function.python_function
+    code = getattr(python, "__code__", None)
+    place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    raise AgreedError(
+        f"the tf.function {getattr(python, '__name__', 'of this program')}{place} has jit_compile=True, and "
+        "XLA cannot compile the exchange between ranks in it: leave jit_compile=True out there, or compile a "
+        "function that returns the gradients, and apply them outside of it."
+    )
 
 
 leave_out(__name__.partition(".")[0])

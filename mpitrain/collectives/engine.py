@@ -28,7 +28,7 @@ class Capabilities:
     devices: frozenset[str]  # kinds of devices, `CPU` or `GPU`, from which it takes tensors without a copy to the host
     dtypes: frozenset[str]  # names of those that it reduces
     ops: frozenset[str]  # reductions, see `Reduction.op`; it has `sum` and `mean` at least
-    in_xla: bool = False  # its calls may stand in what `jit_compile=True` compiles
+    in_xla: bool = False  # `average` of dense gradients may stand in what `jit_compile=True` compiles
 
 
 class Averaging(Protocol):
@@ -74,12 +74,15 @@ class CollectiveEngine(Protocol):
     waits for one that has failed.
 
     Attributes:
-        capabilities: what it can do; tests ask for nothing else, and nothing else looks at it yet.
         library: machine code that the host's side may use, too; None where it is Python's alone.
     """
 
-    capabilities: Capabilities
     library: Library | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; tests ask for nothing else."""
+        ...
 
     def all_reduce(self, tensor: tf.Tensor, how: Reduction, name: str | None = None) -> tf.Tensor:
         """Collective: the reduction over ranks, the same bits on all; see `operations.all_reduce`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,15 @@ import tensorflow as tf
 
 from mpitrain.collectives import host
 from mpitrain.collectives.bucket import Bucket
-from mpitrain.collectives.engine import HostSide
+from mpitrain.collectives.conversion import compiled_function, refuse_compiled
+from mpitrain.collectives.engine import Averaging, Capabilities, HostSide
 from mpitrain.collectives.host import CollectiveCall, Reduction
 from mpitrain.collectives.host_engine import HostAveraging, HostEngine
 from mpitrain.collectives.native_session import MOST_PLANS, TRAVELS, NativePlan, NativeSession
-from mpitrain.comm.communicator import Buffer
+from mpitrain.collectives.ordering import with_turn
+from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.comm.mpi import MpiCommunicator
-from mpitrain.native import operation
+from mpitrain.native import operation, program
 from mpitrain.native.library import Library, library
 from mpitrain.world import engine_choice
 from mpitrain.world.world import World
@@ -90,6 +94,22 @@ class NativeEngine(HostEngine):
         own = self._plans[dtype, shape, how, name] = self._session.of(one, python)
         return own
 
+    @functools.cached_property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """What it can do; whether XLA can call it is tried out when first asked."""
+        return replace(HostEngine.capabilities, in_xla=program.refused(self.library) is None)
+
+    def average(
+        self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor, body: Callable[[Averaging], None]
+    ) -> None:
+        if tf.executing_eagerly() or compiled_function() is None:
+            super().average(exchange, buckets, samples, body)
+            return
+        update = getattr(exchange, "native", None)
+        if update is None or None in update.addresses or not self.capabilities.in_xla:
+            refuse_compiled()
+        body(_CompiledAveraging(self, self._world.communicator, update, samples))
+
     def averaging(self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> HostAveraging:
         return _NativeAveraging(self, exchange, buckets, samples)
 
@@ -129,3 +149,29 @@ class _NativeAveraging(HostAveraging):
             means = operation.exchange(self.engine.library, update, index, self._samples, tensors)
         self.last = means[:1]
         return means
+
+
+class _CompiledAveraging(Averaging):
+    """One update in a program of XLA, each bucket a call of machine code, in turn by data."""
+
+    def __init__(self, engine: NativeEngine, communicator: Communicator, update: Any, samples: tf.Tensor) -> None:
+        self.engine = engine
+        self._communicator, self._update, self._samples = communicator, update, samples
+        self._next = itertools.count()
+
+    def mean(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        update, index, means = self._update, next(self._next), []
+        specs = [update.plan.specs[position] for position in update.plan.buckets[index].members]
+        shaped = [(spec.dtype, spec.shape) for spec in specs]
+
+        def call(turn: tf.Tensor) -> tf.Tensor:
+            following, found = program.exchange(update, index, turn, self._samples, tensors, shaped)
+            means.extend(found)
+            return following
+
+        with_turn(self._communicator, call)
+        return means
+
+    def share(self) -> tf.Tensor:
+        refuse_compiled()
+        raise NotImplementedError

@@ -41,7 +41,6 @@ def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]
         communicator: on which the host calls communicate.
         calls: makes the graph's host calls, and returns tensors of which the last depends on all of them.
     """
-    refuse_compiled()
     turn = _turn(communicator)  # type: ignore[arg-type]
     with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32)]):
         outputs = list(calls())
@@ -50,8 +49,25 @@ def in_turn(communicator: Communicator, calls: Callable[[], Sequence[tf.Tensor]]
     return outputs
 
 
+def with_turn(communicator: Communicator, call: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """Local: `in_turn` for what XLA compiles, which knows no order but that of data.
+
+    Args:
+        communicator: on which the call communicates.
+        call: gets a scalar int32, and returns one that depends on the call.
+    """
+    turn = _turn(communicator)  # type: ignore[arg-type]
+    following = call(tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int32))
+    tf.raw_ops.AssignVariableOp(resource=turn, value=following)
+
+
 def host_call(function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: Sequence[Any]) -> list[Any]:
-    """Local: one stateful host call of the graph being traced, on the CPU."""
+    """Local: one stateful host call of the graph being traced, on the CPU.
+
+    Raises:
+        AgreedError: XLA is to compile it.
+    """
+    refuse_compiled()
     with tf.device("CPU:0"):
         outputs = tf.numpy_function(function, list(inputs), list(dtypes))  # which never converts the function
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

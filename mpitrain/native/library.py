@@ -15,6 +15,7 @@ TENSORFLOW = (
     *("TF_TensorData", "TF_TensorByteSize", "TF_TensorType", "TF_OpKernelContext_Failure"),
     "TF_OpKernelConstruction_GetAttrInt64",
 )
+XLA = "_ZN3xla3ffi12GetXlaFfiApiEv"  # xla::ffi::GetXlaFfiApi(): the table of its functions
 MPI = ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iallgather", "MPI_Allreduce", "MPI_Iallreduce")
 PYTHON = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -69,6 +70,26 @@ class Library:
     def give(self, turn: Any) -> None:
         """Local: give it back."""
         self._code.mpitrain_give_turn(ctypes.c_void_p(turn.ctypes.data))
+
+    def setup_xla(self, name: str, process: int) -> str | None:
+        """Local: make the exchange known to XLA.
+
+        Args:
+            name: by which programs call it.
+            process: a number of this process, which they have to give.
+
+        Returns:
+            Why it cannot be; else None.
+        """
+        from tensorflow import sysconfig
+
+        file = next(Path(sysconfig.get_lib()).glob("libtensorflow_cc.so*"))
+        functions = ctypes.c_void_p(_address(ctypes.CDLL(str(file)), XLA))
+        message = ctypes.create_string_buffer(1000)
+        size, number = ctypes.c_int64(len(message)), ctypes.c_int64(process)
+        if self._code.mpitrain_setup_xla(functions, ctypes.c_char_p(name.encode()), number, message, size):
+            return None
+        return f"XLA does not take the exchange: {message.value.decode()}"
 
 
 def loadable(mpi_file: str) -> str | None:

@@ -45,7 +45,7 @@ def exchange(
         return _execute(bucket, record, samples, tensors)
     with tf.device("CPU:0"):
         means = op_def_library.apply_op(NAME, samples=samples, gradients=list(tensors), bucket=bucket)
-    _keep(tf.compat.v1.get_default_graph(), record)
+    keep(tf.compat.v1.get_default_graph(), record)
     for mean, tensor in zip(means, tensors, strict=True):
         mean.set_shape(tensor.shape)
     return list(means)
@@ -62,7 +62,7 @@ def _execute(bucket: int | None, record: Record, samples: tf.Tensor, tensors: Se
         raise
 
 
-def _keep(graph: Any, one: Any) -> None:
+def keep(graph: Any, one: Any) -> None:
     """Local: for as long as the graph, or one around it, can run."""
     graphs = [graph]
     while graphs[-1].building_function:

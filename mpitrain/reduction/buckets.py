@@ -68,11 +68,13 @@ class UpdateCall(Call):
     owner: str  # whose gradients they are
     specs: tuple[TensorSpec, ...]  # of the gradients
     added_up: bool = False  # the gradients of ranks are added up, not averaged
+    compiled: bool = False  # in a program of XLA with what is made of it, whose bits are not those of TensorFlow
 
     @functools.cached_property
     def title(self) -> str:
         """One line."""
-        return f"{self.owner} of {counted(len(self.specs), 'gradient')}{', added up' * self.added_up}"
+        kinds = ", added up" * self.added_up + ", compiled" * self.compiled
+        return f"{self.owner} of {counted(len(self.specs), 'gradient')}{kinds}"
 
     def __str__(self) -> str:
         """Local: the title, and a line for each gradient."""
@@ -112,6 +114,7 @@ def plan_buckets(
     alone_bytes: int = ALONE_BYTES,
     title: str = "update",
     added_up: bool = False,
+    compiled: bool = False,
 ) -> BucketPlan:
     """Group gradients for exchange.
 
@@ -144,7 +147,7 @@ def plan_buckets(
         close(dtype)
     # As the backward pass makes them: from the last gradient to the first.
     buckets = tuple(bucket for _, bucket in sorted(finished, key=lambda entry: -entry[0]))
-    return BucketPlan(UpdateCall(title, tuple(specs), added_up), buckets)
+    return BucketPlan(UpdateCall(title, tuple(specs), added_up, compiled), buckets)
 
 
 def _pack(specs: Sequence[TensorSpec], members: Sequence[int], dtype: str) -> Bucket:

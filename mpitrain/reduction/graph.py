@@ -47,10 +47,11 @@ def plan_of(
     hosts: int,
     half: bool = False,
     added_up: bool = False,
+    compiled: bool = False,
 ) -> BucketPlan:
-    """Local: how these gradients are exchanged between ranks on so many hosts; `added_up` or averaged."""
+    """Local: how these gradients are exchanged between ranks on so many hosts; see `UpdateCall` for the rest."""
     specs = [spec_of(g, v, half) for g, v in zip(gradients, variables, strict=True)]
-    return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title, added_up=added_up)
+    return plan_buckets(specs, alone_bytes=alone_bytes_for(hosts), title=title, added_up=added_up, compiled=compiled)
 
 
 @tf.autograph.experimental.do_not_convert

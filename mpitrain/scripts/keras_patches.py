@@ -16,7 +16,6 @@ from typing import Any
 
 import keras
 
-from mpitrain.collectives.conversion import refuse_compiled
 from mpitrain.data.portions import Portion
 from mpitrain.runtime import keras_private
 from mpitrain.runtime.keras_private import patch
@@ -174,7 +173,6 @@ class KerasPatches:
                 return apply(optimizer, *args, **kwargs)
             finally:
                 self._applying -= 1
-        refuse_compiled()
         self._note("optimizer", f"{type(optimizer).__name__}: gradients are averaged over all ranks")
         if self._loops is None:
             self._note("data", f"{OWN}: every rank computes whole batches, as the script reads them")

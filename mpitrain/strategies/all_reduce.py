@@ -41,6 +41,7 @@ class AllReduce(Strategy):
         self._whole_updates = world.faults.on_failure == SHRINK
         self._hosts = world.topology.node_count  # at the start: all ranks plan alike, whenever they do
         self._plans: dict[tuple[Any, ...], _Planned] = {}
+        self._in_xla: bool | None = None  # all ranks can exchange in what XLA compiles; None: not asked yet
         self.engine: str | None = None  # of updates that are traced from now on; None for the fastest
 
     @property
@@ -67,13 +68,17 @@ class AllReduce(Strategy):
             return update.apply(gradients, variables)
         import tensorflow as tf
 
+        from mpitrain.collectives.conversion import compiled_function
         from mpitrain.collectives.registry import engine_of
         from mpitrain.reduction.graph import mean_gradients
 
+        compiled = not tf.executing_eagerly() and compiled_function() is not None
+        if compiled:
+            own = self._for_xla(own, kept, update)
         synchronize = update.synchronize and functools.partial(update.synchronize, variables)
         if synchronize is not None and not tf.executing_eagerly():
             synchronize()  # what the graph reads may be read before its first exchange assigns it
-        plan = self._plan(own, kept, update)
+        plan = self._plan(own, kept, update, compiled)
         found = mean_gradients(
             engine_of(self.world, self.engine), self.reducer, plan, own, current_samples(), synchronize
         )
@@ -90,12 +95,36 @@ class AllReduce(Strategy):
         if self.world.size > 1 and own:
             self._plan(own, kept, update)
 
-    def _plan(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> BucketPlan:
+    def _for_xla(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> list[Any]:
+        """Collective, once: gradients as a program of XLA can exchange them: dense.
+
+        Raises:
+            AgreedError: it cannot, on some rank; or variables have no values yet that could become those of rank 0.
+        """
+        import tensorflow as tf
+
+        from mpitrain.collectives.conversion import refuse_compiled
+        from mpitrain.collectives.native_session import NUMBERS
+        from mpitrain.collectives.registry import engine_of
+        from mpitrain.strategies.replicas import has_value
+
+        if self._in_xla is None:
+            self.world.agreement.call("whether XLA can compile the exchange")
+            own = engine_of(self.world).capabilities.in_xla
+            self._in_xla = all(self.world.communicator.all_gather_obj(own))
+        are_sums = {gradient.dtype.name for gradient in gradients} <= set(NUMBERS) and not update.half
+        if not (self._in_xla and are_sums and all(map(has_value, variables))):
+            refuse_compiled()
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def _plan(
+        self, gradients: Sequence[Any], variables: Sequence[Any], update: Update, compiled: bool = False
+    ) -> BucketPlan:
         """Local: how these gradients, of which none is None, are exchanged. Planned once: that takes milliseconds."""
         added_up = are_added_up()
         kinds = [(type(gradient), gradient.dtype) for gradient in gradients]
         # The number of a variable that is gone may be that of a new one: so the references below are looked at, too.
-        key = (update.title, update.half, added_up, *kinds, *map(id, variables))
+        key = (update.title, update.half, added_up, compiled, *kinds, *map(id, variables))
         known = self._plans.get(key)
         if known is not None and all(ref() is one for ref, one in zip(known.variables, variables, strict=True)):
             return known.plan
@@ -103,7 +132,7 @@ class AllReduce(Strategy):
 
         from mpitrain.reduction.graph import plan_of
 
-        plan = plan_of(gradients, variables, update.title, self._hosts, update.half, added_up)
+        plan = plan_of(gradients, variables, update.title, self._hosts, update.half, added_up, compiled)
         part = None
         if update.without_data is not None and not self.joining.knows(plan.call):
             part = update.without_data(gradients, variables)

@@ -145,7 +145,8 @@ def average_statistics(variables: Sequence[Any], *, world: World) -> None:
 def has_value(variable: Any) -> bool:
     """Local: whether a variable can be read now; some exist only while a graph is traced."""
     try:
-        return tuple(np.shape(variable.numpy())) == tuple(variable.shape)
+        with tf.init_scope():
+            return tuple(np.shape(variable.numpy())) == tuple(variable.shape)
     except (tf.errors.FailedPreconditionError, NotImplementedError, AttributeError, ValueError):
         return False
 

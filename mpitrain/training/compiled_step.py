@@ -1,34 +1,66 @@
-"""Training steps with XLA: forward, backward and update are compiled, the exchange stands between them.
+"""Training steps with XLA: one program with the exchange in it, where XLA can call machine code.
 
-XLA cannot compile a call to the host, so a step with `jit_compile=True` is cut at the optimizer. One in which ranks
-have to tell each other something before is not compiled.
+It cannot call Python. Where the exchange is Python's the step is cut at the optimizer: forward and backward are one
+program, the update is another, and the exchange stands between them. A step in which ranks have to tell each other
+something before is not compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from mpitrain.errors import AgreedError
+from mpitrain.strategies.replicas import has_value
 from mpitrain.training.optimizer import Hook
-from mpitrain.training.step_collectives import NotCompilableError, compiled
 
 TrainStep = Callable[[Any], Any]
 
 
-def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
-    """Local: a training step of two compiled parts with the exchange between them."""
+def compiled_train_step(train_step: TrainStep, hook: Hook, variables: Callable[[], Sequence[Any]]) -> TrainStep:
+    """Local: a training step of which XLA compiles what it can.
+
+    Args:
+        train_step: of Keras.
+        hook: of the optimizer.
+        variables: of the model without its metrics, as far as they are made.
+    """
+
+    def whole(data: Any) -> Any:
+        # Made anew in each graph: what the step takes from around it, such as samples, is of that graph.
+        return tf.function(train_step, jit_compile=True, autograph=False)(data)
+
+    split, update = _split(train_step, hook)
+    ways: list[tuple[TrainStep, Any]] = [(whole, None), (split, update), (train_step, None)]
+
+    def step(data: Any) -> Any:
+        known = variables()
+        if len(ways) == 3 and (tf.executing_eagerly() or not known or not all(map(has_value, known))):
+            del ways[0]  # a program of XLA cannot give variables the values of rank 0
+        while True:
+            way, hook.compiled = ways[0]
+            try:
+                return way(data)
+            except AgreedError:  # all ranks trace the same
+                if len(ways) == 1:
+                    raise
+                del ways[0]
+
+    return step
+
+
+def _split(train_step: TrainStep, hook: Hook) -> tuple[TrainStep, Any]:
+    """Local: a training step of two compiled parts with the exchange between them, and the update that it makes."""
     variables: list[Any] = []
-    plain = False
 
     @tf.function(jit_compile=True, reduce_retracing=True)
     def forward_backward(data: Any) -> tuple[Any, list[Any]]:
         hook.captured = []
         try:
-            with compiled():
-                logs = train_step(data)
+            logs = train_step(data)
             gradients, found = hook.captured[0] if hook.captured else ([], [])  # nothing to train
         finally:
             hook.captured = None
@@ -41,18 +73,11 @@ def split_train_step(train_step: TrainStep, hook: Hook) -> TrainStep:
     def update(means: list[Any]) -> None:
         hook.update.apply(means, variables)
 
-    hook.compiled = replace(hook.update, apply=lambda means, _: update(means))
+    compiled = replace(hook.update, apply=lambda means, _: update(means))
 
     def step(data: Any) -> Any:
-        nonlocal plain
-        if not plain:
-            try:
-                logs, gradients = forward_backward(data)
-            except NotCompilableError:
-                plain, hook.compiled = True, None
-            else:
-                hook.make(gradients, variables, hook.compiled or hook.update)
-                return logs
-        return train_step(data)
+        logs, gradients = forward_backward(data)
+        hook.make(gradients, variables, compiled)
+        return logs
 
-    return step
+    return step, compiled

@@ -11,7 +11,7 @@ import keras
 from mpitrain.runtime import keras_private
 from mpitrain.strategies.strategy import Strategy, strategy_of
 from mpitrain.strategies.weighting import sample_count
-from mpitrain.training.compiled_step import split_train_step
+from mpitrain.training.compiled_step import compiled_train_step
 from mpitrain.training.counting import Counted
 from mpitrain.training.first_batches import FirstBatches
 from mpitrain.training.latest_step import LatestStep
@@ -67,7 +67,8 @@ class ModelHook:
             optimizer_hook = hook_of(model.optimizer) if model.optimizer is not None else None
             plain_step = type(model).train_step is keras.Model.train_step
             if plain_step and optimizer_hook is not None and not optimizer_hook.accumulation_steps:
-                self._train_step = split_train_step(self._own_train_step, optimizer_hook)
+                step = self._own_train_step
+                self._train_step = compiled_train_step(step, optimizer_hook, lambda: model.weights)
 
     def share(self, loss_is: LossIs | None, sync_batch_norm: bool) -> None:
         """Local: see `Shares`; what was traced otherwise is traced again."""

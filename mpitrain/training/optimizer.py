@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mpitrain.collectives.conversion import compiled_function
 from mpitrain.errors import UsageError
 from mpitrain.reduction.buckets import TensorSpec
 from mpitrain.reduction.graph import spec_of
@@ -235,8 +236,10 @@ class Hook:
         """Collective, at the first update and before the first trace: rank 0's variables; True if some were others."""
         world = self.exchange.world
         if not tf.executing_eagerly():
-            if not self._traced:
-                self._traced = True
+            # A program of XLA holds its variables while it runs: there all is to be done before.
+            is_late = compiled_function() is not None and not self.synchronized
+            if not self._traced or is_late:
+                self._traced, self.synchronized = True, self.synchronized or is_late
                 with tf.init_scope():
                     synchronize([v for v in self._state(variables) if has_value(v)], world=world)
             return False
@@ -270,7 +273,10 @@ class Hook:
                 self.make(zeros, kept, self.compiled or self.update)
 
         # As the others do it, so that it gives the same bits.
-        update = nothing if tf.executing_eagerly() else tf.function(nothing, autograph=False)
+        update: Any = nothing
+        if not tf.executing_eagerly():
+            jit = True if compiled_function() is not None else None
+            update = tf.function(nothing, autograph=False, jit_compile=jit)
 
         def run() -> None:
             if self.accumulation_steps:

@@ -5,9 +5,7 @@ A graph is traced once, and may run later where only one rank runs it: then noth
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,27 +15,6 @@ from mpitrain.collectives import host
 from mpitrain.collectives.ordering import checked_call, in_turn
 from mpitrain.comm.communicator import Buffer
 from mpitrain.world.world import World
-
-_compiled: contextvars.ContextVar[bool] = contextvars.ContextVar("compiled", default=False)
-
-
-class NotCompilableError(Exception):
-    """XLA is to compile what would call the host."""
-
-
-@contextlib.contextmanager
-def compiled() -> Iterator[None]:
-    """Local: what is traced inside is for XLA."""
-    token = _compiled.set(True)
-    try:
-        yield
-    finally:
-        _compiled.reset(token)
-
-
-def is_compiled() -> bool:
-    """Local: what is traced now is for XLA, which cannot call the host."""
-    return _compiled.get()
 
 
 class StepCollectives:
@@ -132,10 +109,6 @@ class StepCollectives:
         tensor: tf.Tensor,
         outputs: list[tuple[tf.DType, tf.TensorShape]],
     ) -> list[tf.Tensor]:
-        if _compiled.get():
-            # The step is then traced once more, without being cut: see `compiled_step`.
-            raise NotCompilableError
-
         def call(array: Any) -> list[Buffer]:
             return function(np.asarray(array))
 

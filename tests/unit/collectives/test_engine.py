@@ -10,7 +10,16 @@ import tensorflow as tf
 from mpitrain.collectives.registry import ENGINES, engine_of
 from mpitrain.errors import AgreedError
 from mpitrain.world.world import World
-from tests.contracts.engine import WAYS, Check, Way, check_average, check_factors, check_rows, each_check, each_way
+from tests.contracts.engine import (
+    WAYS,
+    Check,
+    Way,
+    check_dense_average,
+    check_factors,
+    check_rows,
+    each_check,
+    each_way,
+)
 from tests.unit.job import run
 
 HERE = [name for name in ENGINES if name != "native"]  # which wants MPI
@@ -30,7 +39,7 @@ def test_several_ranks(check: Check, size: int, way: str, monkeypatch: pytest.Mo
     run(size, lambda world: check(engine_of(world), world, WAYS[way]))
 
 
-@pytest.mark.parametrize("check", [check_factors, check_rows, check_average])
+@pytest.mark.parametrize("check", [check_factors, check_rows, check_dense_average])
 @pytest.mark.parametrize("name", HERE)
 def test_xla(name: str, check: Check) -> None:
     compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
