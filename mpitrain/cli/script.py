@@ -94,11 +94,7 @@ def _run(world: World, chosen: ScriptOptions, words: Sequence[str]) -> None:
     name, *rest = words[is_module:] or [""]
     wanted = script.Script(name, tuple(rest), is_module)
     if chosen.as_horovod:
-        from mpitrain.horovod import alias
-
-        if alias.install() and world.is_root:
-            sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")
-        script.run_unchanged(world, wanted)
+        script.run_unchanged(world, wanted, functools.partial(_stand_in_for_horovod, world))
         return
     division = WorkDivision(
         chosen.batch_size_is == "global",
@@ -108,3 +104,11 @@ def _run(world: World, chosen: ScriptOptions, words: Sequence[str]) -> None:
         chosen.exchange.sync_batch_norm,
     )
     script.run(world, wanted, Path(chosen.output).resolve(), division)
+
+
+def _stand_in_for_horovod(world: World) -> None:
+    """Local: it loads TensorFlow, which takes seconds."""
+    from mpitrain.horovod import alias
+
+    if alias.install() and world.is_root:
+        sys.stderr.write("mpitrain: Horovod is not installed; `import horovod` gives mpitrain.horovod\n")

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -44,13 +45,20 @@ class Script:
         return os.path.abspath(self.name)  # noqa: PTH100 (Path.absolute leaves `..` where it is)
 
 
-def run_unchanged(world: World, script: Script) -> None:
+def run_unchanged(world: World, script: Script, prepare: Callable[[], None] = lambda: None) -> None:
     """Collective: run a script that divides its work itself, with nothing changed.
+
+    Args:
+        world: the job.
+        script: what is to be run.
+        prepare: called before it, when it is known that there is such a script.
 
     Raises:
         AgreedError: on all ranks: there is no such script.
     """
-    _execute(script, run_on_all(world.communicator, world.hosts, lambda: _compiled(script)))
+    code = run_on_all(world.communicator, world.hosts, lambda: _compiled(script))
+    prepare()
+    _execute(script, code)
 
 
 def run(world: World, script: Script, output: Path, division: WorkDivision) -> None:

@@ -96,6 +96,15 @@ def test_what_ends_a_script_is_told_where_it_has_closed_its_streams(end: str, tm
     assert finished.returncode == 1
 
 
+def test_a_script_for_horovod_that_there_is_not_is_told_before_tensorflow_is_loaded(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "mpitrain", "--as-horovod", "absent.py"]
+    finished = ended(command, tmp_path)
+    assert "the script absent.py cannot be read: No such file" in finished.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
+    assert "mpitrain.scripts.script" in loaded
+    assert not loaded & {"tensorflow", "keras"}
+
+
 LOOK = "import builtins\nbuiltins.seen = __name__\n"
 
 
