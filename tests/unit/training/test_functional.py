@@ -36,7 +36,7 @@ def test_shares_are_of_one_order(seed: Any, words: str) -> None:
         own = functional.shard(mixed, world=world).shuffle(30)  # which may have any order
         return [[int(one) for one in own] for _ in range(2)]
 
-    tf.random.set_seed(None)  # type: ignore[arg-type]  # an earlier test may have set one
+    tf.random.set_seed(None)  # an earlier test may have set one
     for epoch in zip(*run(3, rank), strict=True):
         assert words or sorted(one for own in epoch for one in own) == list(range(30))
 
