@@ -21,6 +21,8 @@ Shaped = tuple[str, Sequence[int]]  # dtype and shape
 @functools.cache
 def refused(library: Library) -> str | None:
     """Local: why XLA cannot call the exchange here; None where it can. Tried out once a process, in half a second."""
+    if tf.config.get_visible_devices("GPU"):
+        return "what XLA compiles for a GPU cannot call machine code of the host"
     try:
         reason = library.setup_xla(NAME, _process())
         if reason is None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from mpitrain.native import program
+
 SOURCES = Path(__file__).parents[3] / "mpitrain/native/src"
 HEADER = "xla/ffi/api/c_api.h"
 STRUCTS = {  # own name and fields: XLA's
@@ -71,3 +73,8 @@ def test_the_layout_is_that_of_the_header(tmp_path: Path) -> None:
     command = [compiler, "-std=c11", "-fsyntax-only", f"-I{include}", f"-I{SOURCES}", str(program)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_a_program_for_a_gpu_cannot_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [f"/physical_device:{kind}:0"])
+    assert program.refused.__wrapped__(None) == "what XLA compiles for a GPU cannot call machine code of the host"
