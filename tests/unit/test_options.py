@@ -62,7 +62,7 @@ NEEDING = {
 OF_DATA: dict[str, tuple[Any, set[str]]] = {
     "task": ("classification", {"function", "npz", "table", "records", "arrays", "dataset"}),
     "classes": (3, {"function", "npz", "table", "records", "arrays", "dataset"}),
-    "feature_spec": ("{}", {"records"}),
+    "feature_spec": ('{"y": {"kind": "int"}}', {"records"}),
     "image_size": ((8, 9), {"folders", "records"}),
 }
 ELSEWHERE = {"min_np", "validation_split"}  # `test_min_np`, `test_data_with_validation_samples`

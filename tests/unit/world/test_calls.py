@@ -21,7 +21,7 @@ LOGS = LogsCall((("loss",), ("tower", 0)), ("accuracy", "loss"), "1 variables\nt
 KINDS: list[tuple[Any, dict[str, Any]]] = [
     (Meeting("end of fit"), {"place": "end of an epoch"}),
     (SPEC, {"name": "bias", "shape": (3,), "dtype": "float32", "sparse": True, "half": True}),
-    (UpdateCall("update", (SPEC,)), {"owner": "gradients", "specs": (SPEC, SPEC), "added_up": True}),
+    (UpdateCall("update", (SPEC,)), {"owner": "gradients", "specs": (SPEC, SPEC), "added_up": True, "compiled": True}),
     (Reduction("sum", 1 / 3), {"op": "mean", "before": 0.333333, "after": 0.1, "half": True}),
     (
         CollectiveCall("all_reduce", "float32", (2, None), Reduction("sum"), 1, "x"),
