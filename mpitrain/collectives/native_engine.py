@@ -53,7 +53,7 @@ class NativeEngine(HostEngine):
         if isinstance(found, str):
             raise engine_choice.unusable(found)
         self.library: Library = found
-        self._sample = tf.constant(1.0, tf.float64)
+        self._sample: tf.Tensor | None = None  # made later: the engine may be made while a graph is traced
         self._session: NativeSession | None = None
         self._plans: dict[Any, NativePlan] = {}
 
@@ -64,6 +64,8 @@ class NativeEngine(HostEngine):
         plan = self._plans.get(key) or self._plan(*key)
         if plan is None:
             return super().all_reduce(tensor, how, name)
+        if self._sample is None:
+            self._sample = tf.constant(1.0, tf.float64)
         return operation.exchange(self.library, plan, 0, self._sample, [tensor])[0]
 
     def _plan(self, dtype: tf.DType, shape: tuple[int, ...], how: Reduction, name: str | None) -> NativePlan | None:

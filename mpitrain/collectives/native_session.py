@@ -15,7 +15,7 @@ from mpitrain.collectives.bucket import Bucket
 from mpitrain.comm.all_reduce import SMALL_BYTES, AllReduce
 from mpitrain.comm.communicator import Buffer
 from mpitrain.comm.mpi import MpiCommunicator
-from mpitrain.errors import CollectiveError
+from mpitrain.errors import CollectiveError, MpitrainError
 from mpitrain.native.library import PYTHON, BucketStruct, Library, SessionStruct, UpdateStruct
 from mpitrain.runtime.words import address
 from mpitrain.world.agreement import Agreed, Agreement
@@ -266,6 +266,8 @@ class NativeSession:
                 raise self._communicator.error(detail)
         except BaseException as error:
             plan.error = error if isinstance(error, Exception) else None
+            if plan.is_counted and isinstance(error, MpitrainError):
+                self._communicator.activity.error = error  # else TensorFlow's own is all that is told
             text = f"{type(error).__name__}: {error}".encode()[: message_bytes - 1] + b"\0"
             ctypes.memmove(message, text, len(text))
             return UNKNOWN if plan.is_counted or not isinstance(error, CollectiveError) else FAILED_PRECONDITION

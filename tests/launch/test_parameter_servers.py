@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Job, Mpirun
+from tests.launch.conftest import Job, Mpirun
 
 SERVED = ("-m", "mpitrain", "--strategy", "ps", "--model", "mlp")
 SURVIVING = ("--mode", "async", "--on-failure", "shrink")
@@ -29,7 +29,7 @@ def test_fit_by_a_server_is_fit_by_one_process(mpirun: Mpirun) -> None:
 @pytest.mark.parametrize("length", ["unknown", "steps"])
 def test_a_script_whose_rank_0_serves_is_that_of_one_process(mpirun: Mpirun, length: str) -> None:
     """Where data do not tell their length, one process counts steps without data, which servers do not."""
-    script = [str(REPOSITORY / "tests" / "scripts" / "unknown_length.py"), length]
+    script = [str(Path(__file__).with_name("unknown_length_program.py")), length]
     served = ["-m", "mpitrain", "--strategy", "ps", "--ps", "colocated", "--batch-size-is", "global"]
     finished = mpirun(2, [*served, *script], timeout=LONG)
     assert finished.returncode == 0, finished.output

@@ -16,9 +16,9 @@ import tensorflow as tf
 import mpitrain
 from mpitrain.callbacks import DataParallel
 from mpitrain.collectives.host import Reduction
-from mpitrain.collectives.native_engine import usable
+from mpitrain.collectives.native_engine import NativeEngine, usable
 from mpitrain.collectives.registry import engine_of
-from mpitrain.errors import MismatchError
+from mpitrain.errors import MismatchError, NonFiniteError
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.graph import mean_gradients
 from mpitrain.reduction.reducer import Reducer
@@ -237,6 +237,30 @@ def test_a_graph_keeps_what_it_needs() -> None:
     del exchange
     gc.collect()
     assert reducer() is None
+
+
+def test_a_mean_that_is_not_finite_may_end_the_job() -> None:
+    """What is raised is kept for who tells of it: TensorFlow wraps it."""
+    job = Job("native", plan_of("one"))
+    job.reducer.finite.action = "stop"
+    for update in range(UPDATES):
+        job(update, SAMPLES["equal"])
+    with pytest.raises(tf.errors.UnknownError, match="NonFiniteError: the mean gradient is not finite"):
+        job(UPDATES, SAMPLES["equal"], [tf.constant([1.0, np.nan, 2.0])])
+    assert isinstance(WORLD.activity.error, NonFiniteError)
+    WORLD.activity.error = None
+
+
+def test_an_engine_that_is_made_while_a_graph_is_traced() -> None:
+    made: list[NativeEngine] = []
+
+    @tf.function(autograph=False)
+    def trace() -> tf.Tensor:
+        made.append(NativeEngine(WORLD))
+        return tf.constant(1.0)
+
+    trace()
+    assert made[0].all_reduce(tf.ones([2]), Reduction("sum")).numpy().tolist() == [WORLD.size] * 2
 
 
 def test_eager_errors_are_those_of_python() -> None:
