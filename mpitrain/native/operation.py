@@ -53,7 +53,7 @@ def exchange(
 
 def _execute(bucket: int | None, record: Record, samples: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[Any]:
     attributes = ("T", [tensor.dtype.as_datatype_enum for tensor in tensors], "bucket", bucket)
-    inputs = [samples, *tensors]
+    inputs = [tf.convert_to_tensor(one) for one in (samples, *tensors)]  # a variable, for one, is none
     try:
         return list(execute.execute(NAME.encode(), len(tensors), inputs, attributes, ctx=context.context()))
     except tf.errors.OpError:

@@ -263,6 +263,16 @@ def test_an_engine_that_is_made_while_a_graph_is_traced() -> None:
     assert made[0].all_reduce(tf.ones([2]), Reduction("sum")).numpy().tolist() == [WORLD.size] * 2
 
 
+def test_variables_may_be_exchanged_eagerly() -> None:
+    plan = plan_of("one")
+    count, own = tf.Variable(8.0, dtype=tf.float64), [tf.Variable(value) for value in values(0, plan.specs)]
+    expected = Job("host", plan)(0, SAMPLES["equal"])
+    reducer = Reducer(WORLD.communicator, WORLD.agreement, WORLD.all_reduce)
+    for _ in range(UPDATES):
+        means = mean_gradients(engine_of(WORLD, "native"), reducer, plan, own, count)
+        np.testing.assert_array_equal(means[0].numpy(), expected[0])
+
+
 def test_eager_errors_are_those_of_python() -> None:
     for name in ("native", "host"):
         engine = engine_of(WORLD, name)
