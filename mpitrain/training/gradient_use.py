@@ -36,7 +36,8 @@ ADDITIVE += ("ConcatV2", "Unpack", "Split", "SplitV", "Transpose", "Reshape", "S
 ADDITIVE += ("StridedSlice", "GatherV2", "UnsortedSegmentSum")
 FACTORS = ("Mul", "MatMul", "RealDiv", "DivNoNan", "MulNoNan")  # linear in one of two, a divisor never
 OF_SHAPE = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")  # an exchange is one
+# An exchange is one.
+HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "MpitrainExchange", "XlaCallModule")
 _uses: contextvars.ContextVar[GradientUses | None] = contextvars.ContextVar("uses", default=None)
 
 
@@ -80,7 +81,7 @@ class GradientUses:
 
     def _is_bent(self, given: Sequence[Any], taken: Sequence[Any]) -> bool:
         graph = tf.compat.v1.get_default_graph()
-        of = {_name(one): LINEAR for one in taken if _values(one).graph is graph}
+        of = {_name(one): LINEAR for one in taken if getattr(_values(one), "graph", None) is graph}  # no eager ones
         if not of:
             return False
         sources = {id(_handle(one)) for _, sources in self._taken for one in sources}
@@ -147,7 +148,7 @@ def _values(gradient: Any) -> Any:
 
 
 def _name(gradient: Any) -> str:
-    return str(_values(gradient).name)
+    return str(getattr(_values(gradient), "name", ""))  # which eager ones have not
 
 
 def _handle(variable: Any) -> Any:
