@@ -118,7 +118,8 @@ static int open_tensors(struct kernel_call *kernel) {
             return 0;
         /* Of what is summed in place, the part that is looked at must be kept: who has a value that is not finite? */
         int is_whole = session->looks && number % session->whole_every == 0;
-        int forward = (int64_t)bytes > session->looked_at_bytes && !is_whole;
+        int is_packed = bucket->members > 1 || type != bucket->type; /* then it stays as it is until it was looked at */
+        int forward = is_packed || ((int64_t)bytes > session->looked_at_bytes && !is_whole);
         call->means[i] = output(kernel, (int)i, type, bytes, dimensions, rank, forward);
         if (!call->means[i])
             return 0;
