@@ -257,7 +257,8 @@ class Reducer:
                 if before is None:
                     part[:] = array.reshape(-1)
                 else:
-                    np.multiply(array.reshape(-1), target.dtype.type(before), out=part, casting="unsafe")
+                    # Of an array and a number NumPy 1 would multiply in the precision of the array.
+                    np.multiply(array.reshape(-1), before, out=part, dtype=target.dtype, casting="unsafe")
         self._all_reduce.sum(source, target, self._weights.after)
         self._look(plan, bucket, target, arrays if before != 0.0 else ())
         return [
