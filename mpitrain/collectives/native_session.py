@@ -111,7 +111,7 @@ class NativePlan:
 
     def __init__(self, session: NativeSession, struct: Any, plan: Plan, python: Python, counts: bool) -> None:
         self.plan, self.python = plan, python
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_counted = counts
         sizes = [bucket.size * ITEM_BYTES.get(bucket.dtype, SMALL_BYTES) for bucket in plan.buckets]
         self.struct: Any = UpdateStruct(
@@ -251,10 +251,11 @@ class NativeSession:
         message_bytes: int,
     ) -> int:
         """Collective: see `python_t` in `native.h`."""
-        own = BucketStruct.from_address(bucket)
-        plan = _by_bucket[own.id]
-        plan.error = None
-        try:
+        plan: NativePlan | None = None
+        try:  # what is raised outside of it would be lost, and the call taken for a good one
+            own = BucketStruct.from_address(bucket)
+            plan = _by_bucket[own.id]
+            plan.error = None
             if why in (EXCHANGE, GATHERED):
                 self._exchange(plan, own.index, gradients, means, samples, why == GATHERED)
             elif why == NOT_FINITE:
@@ -265,12 +266,14 @@ class NativeSession:
             else:
                 raise self._communicator.error(detail)
         except BaseException as error:
-            plan.error = error if isinstance(error, Exception) else None
-            if plan.is_counted and isinstance(error, MpitrainError):
+            is_counted = plan is None or plan.is_counted
+            if plan is not None:
+                plan.error = error
+            if is_counted and isinstance(error, MpitrainError):
                 self._communicator.activity.error = error  # else TensorFlow's own is all that is told
             text = f"{type(error).__name__}: {error}".encode()[: message_bytes - 1] + b"\0"
             ctypes.memmove(message, text, len(text))
-            return UNKNOWN if plan.is_counted or not isinstance(error, CollectiveError) else FAILED_PRECONDITION
+            return UNKNOWN if is_counted or not isinstance(error, CollectiveError) else FAILED_PRECONDITION
         return 0
 
     def _exchange(

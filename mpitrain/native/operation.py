@@ -21,7 +21,7 @@ class Record(Protocol):
     """What an operation refers to: its memory must stay for as long as it can run."""
 
     addresses: list[int | None]  # of a `BucketStruct` for each bucket
-    error: Exception | None  # what Python has raised when it was called, if that was in the latest call
+    error: BaseException | None  # what Python has raised when it was called, if that was in the latest call
 
 
 def exchange(

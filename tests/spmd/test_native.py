@@ -273,6 +273,20 @@ def test_variables_may_be_exchanged_eagerly() -> None:
         np.testing.assert_array_equal(means[0].numpy(), expected[0])
 
 
+def test_an_interrupt_of_an_eager_update_is_one() -> None:
+    """No error of TensorFlow: who handles it looks for its kind."""
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    plan = plan_of("one")
+    reducer = Reducer(WORLD.communicator, WORLD.agreement, WORLD.all_reduce)
+    with pytest.raises(KeyboardInterrupt):
+        mean_gradients(engine_of(WORLD, "native"), reducer, plan, values(0, plan.specs), 1.0, interrupted)
+    means = mean_gradients(engine_of(WORLD, "native"), reducer, plan, values(0, plan.specs), 8.0)
+    np.testing.assert_array_equal(means[0].numpy(), Job("host", plan)(0, SAMPLES["equal"])[0])
+
+
 def test_eager_errors_are_those_of_python() -> None:
     for name in ("native", "host"):
         engine = engine_of(WORLD, name)
