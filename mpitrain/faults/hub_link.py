@@ -50,6 +50,11 @@ class HubLink:
         self._acknowledged = self._dialed = 0.0
         self._kept: list[Message] = []  # for each hub that this rank has
 
+    @property
+    def rank(self) -> int | None:
+        """The hub's, None while there is none."""
+        return None if self._link is None else self._rank
+
     def tick(self, lost: Collection[int]) -> None:
         """Local: look for a hub, if there is none, or it is silent, or one before it answers again."""
         now = self._clock()

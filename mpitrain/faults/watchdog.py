@@ -35,6 +35,7 @@ BEAT_SECONDS = 0.5
 RANKS_PER_BEAT = 200  # of a larger job each rank speaks less often, so that the hub has no more to do
 SILENCE_SECONDS = 10.0
 SOON_SECONDS = 0.05  # between looks while the hub waits a moment for what else is said
+LEFT_SECONDS = 0.4  # in which the hub tells why ranks are being ended; Open MPI kills a second after SIGTERM
 PAUSE_SECONDS = 2.0  # a longer step of the clock means that this process was stopped
 
 
@@ -81,6 +82,7 @@ class Watchdog:
             self._greet,
         )
         self._stopping = False
+        self._left: float | None = None  # since when it is left to another rank to tell why this one is being ended
         self._progress = 0
         self._now = self._clock = self._beaten = 0.0
         self._told = threading.Event()
@@ -147,15 +149,35 @@ class Watchdog:
         self._thread.join(2.0)
 
     def leaving(self) -> None:
-        """Local, on the watchdog's thread: this process is being ended from outside."""
-        self._hub.leaving(self._now)
+        """Local, on the watchdog's thread: this process is being ended from outside.
+
+        All ranks are, and each knows of a neighbour that ended before: one of them tells it.
+        """
+        for seat in self.roster.seats:
+            self._neighbours.look(seat.rank)
+        self._say_ended()
+        self._left = self._now
+        self._tell_why_ended()
+
+    def _tell_why_ended(self) -> None:
+        if self._left is not None and not (self._others_tell() and self._now - self._left < LEFT_SECONDS):
+            self._left = None
+            self._hub.leaving(self._now)
+
+    def _others_tell(self) -> bool:
+        """Local: the hub lives, or where none is found yet a rank of this host that comes before this one."""
+        here = self.roster.neighbours(self.roster.candidates(self._hub.shrink.lost), self.roster.own)
+        ranks = [seat.rank for seat in here] if self._link.rank is None else [self._link.rank]
+        others = [rank for rank in ranks if rank != self.roster.own]
+        return any(not (self._neighbours.look(rank) or self._neighbours.is_gone(rank)) for rank in others)
 
     # The thread.
 
     def _run(self) -> None:
         while not self._stopping:
             self._tick()
-            ready = self._selector.select(SOON_SECONDS if self._hub.is_busy else self._beat_seconds)
+            is_soon = self._hub.is_busy or self._left is not None
+            ready = self._selector.select(SOON_SECONDS if is_soon else self._beat_seconds)
             self._advance()
             for key, _ in ready:
                 key.data()
@@ -176,6 +198,7 @@ class Watchdog:
             self._beaten = self._now
             self._beat()
         self._acceptor.tick()
+        self._tell_why_ended()
         self._hub.tick(self._now)
 
     def _look(self, rank: int) -> None:
@@ -235,6 +258,7 @@ class Watchdog:
         elif kind == "told":
             self._told.set()
         elif kind == "abort":
+            self._left = None
             self._hub.fall_silent()
             self._end.end_soon(int(message["code"]), [int(rank) for rank in message["silent"]])
         elif kind == "bye":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY
+from tests.launch.conftest import REPOSITORY, Mpirun
 
 PROGRAM = """
 import mpitrain
@@ -51,29 +51,19 @@ def test_wheels_carry_machine_code_for_every_python(made: Path) -> None:
         assert not [name for name in names if name.endswith((".c", ".h"))]
 
 
-def test_sources_are_complete_and_install_without_a_compiler(made: Path, tmp_path: Path) -> None:
+def test_sources_are_complete_and_install_without_a_compiler(made: Path, tmp_path: Path, mpirun: Mpirun) -> None:
     (sources,) = made.glob("*.tar.gz")
     with tarfile.open(sources) as archive:
         packed = {Path(*Path(name).parts[1:]).as_posix() for name in archive.getnames()}
     own = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "mpitrain/native/src").glob("*.[ch]")}
     assert own <= packed
-    environ = {name: value for name, value in os.environ.items() if name != "MPITRAIN_ENGINE"}
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), str(sources)]
-    subprocess.run(install, env={**environ, "CC": "/bin/false"}, check=True, timeout=300)
+    subprocess.run(install, env={**os.environ, "CC": "/bin/false"}, check=True, timeout=300)
     assert (tmp_path / "mpitrain/native/library.py").exists()
     assert not (tmp_path / "mpitrain/native/exchange.so").exists()
     (tmp_path / "program.py").write_text(PROGRAM)
-    mpirun = str(Path(sys.executable).with_name("mpirun"))
-    finished = subprocess.run(
-        [mpirun, "-np", "2", sys.executable, "program.py"],
-        env={**environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    finished = mpirun(2, ["program.py"], env={"PYTHONPATH": str(tmp_path), "MPITRAIN_ENGINE": "auto"}, cwd=tmp_path)
     file, total, engine, reason = finished.stdout.strip().split("|")
-    assert Path(file).is_relative_to(tmp_path), finished.stderr
+    assert Path(file).is_relative_to(tmp_path), finished.output
     assert (total, engine) == ("3.0", "host")
     assert reason.startswith("it was not built")

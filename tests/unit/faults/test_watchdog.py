@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.faults.activity import Activity
+from mpitrain.faults.options import FaultOptions
+from mpitrain.faults.processes import Process
+from mpitrain.faults.roster import Roster, Seat
+from mpitrain.faults.watchdog import Watchdog
+
 PROGRAM = Path(__file__).with_name("watchdog_rank.py")
 REPOSITORY = PROGRAM.parents[3]
 PATIENCE_SECONDS = 60.0  # of a loaded machine
@@ -139,3 +145,27 @@ def test_the_end_of_a_good_job_is_silent(ranks: Ranks) -> None:
     assert ranks.codes() == [0, 0, 0], ranks.output()
     assert ranks.output() == ""
     assert not ranks.report.exists()
+
+
+def test_one_rank_tells_why_all_are_being_ended() -> None:
+    """The launcher ends ranks 0 and 2 since rank 1 was killed: both know why, and rank 0 tells it."""
+    told: list[str] = []
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    pids = [processes[0].pid, processes[1].pid, os.getpid()]
+    started = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) for pid in pids]
+    seats = tuple(Seat(rank, "here", 0, Process(pids[rank], started[rank]), ()) for rank in range(3))
+    options = FaultOptions.of({})
+    try:
+        watchdog = Watchdog(Activity(), Roster(2, seats, "secret"), [], options, lambda code: None, told.append)
+        watchdog.leaving()
+        assert told == []
+        processes[1].kill()
+        watchdog.leaving()
+        assert told == [], "it is left to rank 0"
+        processes[0].kill()
+        watchdog.leaving()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert len(told) == 1

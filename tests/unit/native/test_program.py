@@ -55,11 +55,15 @@ NUMBERS = {
 
 
 def test_the_layout_is_that_of_the_header(tmp_path: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc")
     include = Path(tf.sysconfig.get_include())
-    if compiler is None or not (include / HEADER).exists():
-        pytest.skip("no compiler, or a TensorFlow without this header")
-    lines = [f'#include "{HEADER}"', '#include "xla.h"', "#include <assert.h>"]
+    if not (include / HEADER).exists():
+        pytest.skip("a TensorFlow without this header")
+    # That of TensorFlow 2.18 is C++ only.
+    is_c = "typedef struct XLA_FFI_ByteSpan" in (include / HEADER).read_text()
+    compiler, *options = ["cc", "-xc", "-std=c11"] if is_c else ["c++", "-xc++", "-std=c++11"]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    lines = [f'#include "{HEADER}"', '#include "xla.h"', "#include <assert.h>", "#include <stddef.h>"]
     for own, (theirs, fields) in STRUCTS.items():
         for field, other in fields.items():
             one, two = f"struct xla_{own}, {field}", f"struct XLA_FFI_{theirs}, {other}"
@@ -68,9 +72,9 @@ def test_the_layout_is_that_of_the_header(tmp_path: Path) -> None:
     for own, theirs in same:
         lines.append(f'static_assert(sizeof(struct xla_{own}) == sizeof(struct XLA_FFI_{theirs}), "{own}");')
     lines += [f'static_assert({own} == XLA_FFI_{theirs}, "{own}");' for own, theirs in NUMBERS.items()]
-    program = tmp_path / "layout.c"
+    program = tmp_path / "layout"
     program.write_text("\n".join(lines) + "\n")
-    command = [compiler, "-std=c11", "-fsyntax-only", f"-I{include}", f"-I{SOURCES}", str(program)]
+    command = [compiler, *options, "-fsyntax-only", f"-I{include}", f"-I{SOURCES}", str(program)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
 
