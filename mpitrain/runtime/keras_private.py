@@ -53,6 +53,8 @@ SAVE_OF_BACKUP = "_save_model"  # of BackupAndRestore: its public methods decide
 SAVE_OF_ORBAX = "_save_checkpoint"  # of OrbaxCheckpoint, likewise
 # What Keras adds for an activity regularizer is a mean over the rows of a batch only from 3.14 on.
 ACTIVITY_LOSS_IS_A_SUM = tuple(int(number) for number in keras.__version__.split(".")[:2]) < (3, 14)
+# `train_on_batch` and `test_on_batch` give the numbers of one batch; before 3.15 those of all since the last reset.
+FORGETS_BEFORE_BATCHES = "reset_metrics" in keras.Model.train_on_batch.__code__.co_names
 # An argument of `evaluate` by which `fit` tells that it is the caller.
 CALLED_BY_FIT = "_use_cached_eval_dataset"
 

@@ -29,7 +29,7 @@ from mpitrain.strategies.parameter_server.server_parts import is_of_server
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.counting import weigh_scalars
-from mpitrain.training.model_hook import train_on_rows
+from mpitrain.training.model_hook import test_on_whole_batch, train_on_rows
 from mpitrain.training.model_state import average_batch_statistics
 from mpitrain.training.optimizer import DistributedOptimizer, hook_of
 from mpitrain.world.world import World
@@ -82,7 +82,7 @@ class KerasPatches:
         patch(keras.Model, "evaluate", self._evaluate)
         patch(keras.Model, "predict", self._predict)
         patch(keras.Model, "train_on_batch", self._train_on_batch)
-        patch(keras.Model, "test_on_batch", self._on_whole_batch)
+        patch(keras.Model, "test_on_batch", self._test_on_batch)
         patch(keras.Model, "predict_on_batch", self._on_whole_batch)
         patch(keras.optimizers.Optimizer, "apply", self._apply)
         patch(keras.optimizers.LossScaleOptimizer, "apply", self._apply)
@@ -145,10 +145,17 @@ class KerasPatches:
         return predict(model, **arguments)
 
     def _on_whole_batch(self, method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Collective: as `Model.test_on_batch` and `predict_on_batch`: each rank computes the whole batch."""
+        """Collective: as `Model.predict_on_batch`: each rank computes the whole batch."""
         if not self.training:
             average_batch_statistics(model, self._world)
         return method(model, *args, **kwargs)
+
+    def _test_on_batch(self, test: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Collective: as `Model.test_on_batch`, likewise."""
+        if keras_private.FORGETS_BEFORE_BATCHES or self.training or not model.compiled:
+            return self._on_whole_batch(test, model, *args, **kwargs)
+        average_batch_statistics(model, self._world)
+        return test_on_whole_batch(model, test, _bound(test, model, args, kwargs), self._world)
 
     def _train_on_batch(self, train: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Collective: as `Model.train_on_batch`, on this rank's rows of the batch."""

@@ -152,6 +152,8 @@ def _compiled(script: Script) -> types.CodeType | None:
             return compile(file.read(), script.file, "exec", dont_inherit=True)
     except OSError as error:
         raise UsageError(f"the script {script.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of null bytes, in Python 3.10
+        raise SyntaxError(str(error)) from None
 
 
 def _find_module(name: str) -> None:

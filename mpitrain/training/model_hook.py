@@ -206,6 +206,32 @@ def train_on_rows(
     return logs if as_dictionary else keras_private.numbers_in_order(model, logs)
 
 
+def test_on_whole_batch(model: Any, test: Callable[..., Any], arguments: dict[str, Any], world: World) -> Any:
+    """Collective: `Model.test_on_batch` of a Keras that does not forget before it what metrics saw.
+
+    Each rank computes the whole batch. Rank 0 keeps it in its metrics, so that over all ranks it counts once.
+
+    Args:
+        model: compiled.
+        test: `Model.test_on_batch` of Keras.
+        arguments: its arguments by name.
+        world: the job.
+    """
+    hook = ModelHook.of(model, strategy_of(world))
+    before = {variable.path: variable.numpy() for metric in model.metrics for variable in metric.variables}
+    logs = test(model, **{**arguments, "return_dict": True})
+    for metric in model.metrics if not world.is_root else ():
+        if not {variable.path for variable in metric.variables} <= before.keys():
+            metric.reset_state()  # made by this call
+            continue
+        for variable in metric.variables:
+            variable.assign(before[variable.path])
+    results = hook.global_result()
+    if logs.keys() == results.keys():
+        logs = results
+    return logs if arguments.get("return_dict") else keras_private.numbers_in_order(model, logs)
+
+
 def hook_in(model: Any) -> ModelHook:
     """Local: what is patched into a model of which `DataParallel` has been told."""
     hook: ModelHook = model.__dict__[ATTRIBUTE]

@@ -44,7 +44,7 @@ class Patched:
 
     def __call__(self, name: str, own: Any, *args: Any, **kwargs: Any) -> Any:
         original = getattr(keras.optimizers.Optimizer if name == "apply" else keras.Model, name)
-        method = "on_whole_batch" if name in ("test_on_batch", "predict_on_batch") else name
+        method = "on_whole_batch" if name == "predict_on_batch" else name
         return getattr(self.patches, f"_{method}")(original, own, *args, **kwargs)
 
     def noted(self, part: str) -> list[str]:
@@ -56,8 +56,9 @@ def test_calls_of_a_script_are_those_of_one_process(capfd: pytest.CaptureFixture
         given = [keras.callbacks.TerminateOnNaN()]
         history = call("fit", own, X, Y, 4, 2, 0, given, validation_data=(OTHER_X, OTHER_Y), shuffle=False).history
         found = [history, call("evaluate", own, OTHER_X, OTHER_Y, verbose=0, return_dict=True)]
-        found.append({"batch": call("train_on_batch", own, X[:6], Y[:6])[0]})
-        found.append({"test": call("test_on_batch", own, X[:5], Y[:5])[0]})
+        for rows in (6, 5):
+            found.append({"batch": call("train_on_batch", own, X[:rows], Y[:rows])[0]})
+            found.append({"test": call("test_on_batch", own, X[:rows], Y[:rows])[0]})
         found.append({"predicted": call("predict", own, OTHER_X, verbose=0)})
         found.append({"predicted": call("predict_on_batch", own, OTHER_X)})
         assert len(given) == 1, "the list of the script is left alone"

@@ -199,11 +199,9 @@ def test_no_log_can_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"def f(:\n", b"print(1)\0\n", b"print('\xe9')\n"])
 def test_a_script_that_is_no_python_is_told_as_python_tells_it(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises((SyntaxError, ValueError)) as plain:  # of null bytes, Python 3.10 makes the latter
-        compile(content, "script.py", "exec")
     (tmp_path / "script.py").write_bytes(content)
     finished = ended([COMMAND, "script.py"], tmp_path)
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[0].endswith("failed; the job ends")
-    assert plain.typename in finished.stderr.splitlines()[-1]
+    assert "SyntaxError" in finished.stderr.splitlines()[-1]
     assert "mpitrain/" not in finished.stderr
