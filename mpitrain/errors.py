@@ -38,6 +38,7 @@ class AgreedError(UsageError):
     """A usage error that every rank has been told of: one prints it, and all leave with its exit code."""
 
     speaks: bool | None = None  # this rank prints it; None: rank 0 of the job does
+    reason: str | None = None  # without what to do about it, where that is wanted
 
 
 class DataError(UsageError):

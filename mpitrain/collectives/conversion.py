@@ -44,8 +44,11 @@ def compiled_function() -> Any:
     return None
 
 
-def refuse_compiled() -> None:
+def refuse_compiled(reason: str = "it calls Python") -> None:
     """Local, where a collective is traced: XLA is not to compile it. All ranks trace the same.
+
+    Args:
+        reason: why it cannot.
 
     Raises:
         AgreedError: it stands in a `tf.function` with `jit_compile=True`.
@@ -56,11 +59,13 @@ def refuse_compiled() -> None:
     python = function.python_function
     code = getattr(python, "__code__", None)
     place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-    raise AgreedError(
+    error = AgreedError(
         f"the tf.function {getattr(python, '__name__', 'of this program')}{place} has jit_compile=True, and "
-        "XLA cannot compile the exchange between ranks in it: leave jit_compile=True out there, or compile a "
-        "function that returns the gradients, and apply them outside of it."
+        f"XLA cannot compile the exchange between ranks in it ({reason}): leave jit_compile=True out there, or compile "
+        "a function that returns the gradients, and apply them outside of it."
     )
+    error.reason = reason
+    raise error
 
 
 leave_out(__name__.partition(".")[0])

@@ -28,7 +28,8 @@ class Capabilities:
     devices: frozenset[str]  # kinds of devices, `CPU` or `GPU`, from which it takes tensors without a copy to the host
     dtypes: frozenset[str]  # names of those that it reduces
     ops: frozenset[str]  # reductions, see `Reduction.op`; it has `sum` and `mean` at least
-    in_xla: bool = False  # `average` of dense gradients may stand in what `jit_compile=True` compiles
+    # why `average` of dense gradients may not stand in what `jit_compile=True` compiles; None where it may
+    not_in_xla: str | None = "gradients are exchanged by Python"
 
 
 class Averaging(Protocol):

@@ -99,7 +99,7 @@ class NativeEngine(HostEngine):
     @functools.cached_property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """What it can do; whether XLA can call it is tried out when first asked."""
-        return replace(HostEngine.capabilities, in_xla=program.refused(self.library) is None)
+        return replace(HostEngine.capabilities, not_in_xla=program.refused(self.library))
 
     def average(
         self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor, body: Callable[[Averaging], None]
@@ -108,8 +108,9 @@ class NativeEngine(HostEngine):
             super().average(exchange, buckets, samples, body)
             return
         update = getattr(exchange, "native", None)
-        if update is None or None in update.addresses or not self.capabilities.in_xla:
-            refuse_compiled()
+        reason = self.capabilities.not_in_xla
+        if update is None or None in update.addresses or reason is not None:
+            refuse_compiled(reason or "Python exchanges a part of them")
         body(_CompiledAveraging(self, self._world.communicator, update, samples))
 
     def averaging(self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor) -> HostAveraging:

@@ -17,7 +17,7 @@ from mpitrain.world.world import World
 class OneRankEngine(CollectiveEngine):
     """Every collective gives this rank's own."""
 
-    capabilities = replace(HostEngine.capabilities, in_xla=True)
+    capabilities = replace(HostEngine.capabilities, not_in_xla=None)
 
     def __init__(self, world: World) -> None:
         if world.size != 1:

@@ -10,6 +10,7 @@ from mpitrain.collectives.engine import CollectiveEngine
 from mpitrain.collectives.host_engine import HostEngine
 from mpitrain.collectives.native_engine import NativeEngine, usable
 from mpitrain.collectives.one_rank import OneRankEngine
+from mpitrain.runtime import streams
 from mpitrain.world import engine_choice
 from mpitrain.world.world import World
 
@@ -33,7 +34,7 @@ def chosen(world: World) -> tuple[str, str]:
         name = "native" if way == engine_choice.NATIVE else "host"
         return name, f"{engine_choice.VARIABLE}={way}"
     found = usable(world)
-    return ("host", found) if isinstance(found, str) else ("native", "machine code was built for it")
+    return ("host", found) if isinstance(found, str) else ("native", "it was built, and can be used here")
 
 
 @functools.cache
@@ -43,4 +44,11 @@ def engine_of(world: World, name: str | None = None) -> CollectiveEngine:
     Raises:
         UsageError: it cannot be used here.
     """
-    return ENGINES[name](world) if name is not None else engine_of(world, chosen(world)[0])
+    if name is not None:
+        return ENGINES[name](world)
+    name, reason = chosen(world)
+    if world.verbose and world.local_rank == 0:  # hosts may differ
+        way = "machine code" if name == "native" else "Python"
+        place = f"rank {world.rank} ({world.hosts[world.rank]})"
+        streams.write_stderr(f"mpitrain: {place}: {way} exchanges what is to be combined: {reason}\n")
+    return engine_of(world, name)

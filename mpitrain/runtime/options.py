@@ -26,7 +26,7 @@ class MachineOptions:
     )
     intra_threads: int | None = option(None, "threads within an operation, per rank", least=1, below=MOST_THREADS)
     inter_threads: int | None = option(None, "operations at the same time, per rank", least=1, below=MOST_THREADS)
-    verbose: bool = option(False, "keep the messages of TensorFlow")
+    verbose: bool = option(False, "keep the messages of TensorFlow; tell which way gradients take, and why")
 
     def arguments(self) -> dict[str, Any]:
         """Local: as `mpitrain.init` takes them."""

@@ -41,7 +41,7 @@ class AllReduce(Strategy):
         self._whole_updates = world.faults.on_failure == SHRINK
         self._hosts = world.topology.node_count  # at the start: all ranks plan alike, whenever they do
         self._plans: dict[tuple[Any, ...], _Planned] = {}
-        self._in_xla: bool | None = None  # all ranks can exchange in what XLA compiles; None: not asked yet
+        self._not_in_xla: list[str | None] | None = None  # why a rank cannot exchange there; None: not asked yet
         self.engine: str | None = None  # of updates that are traced from now on; None for the fastest
 
     @property
@@ -108,13 +108,17 @@ class AllReduce(Strategy):
         from mpitrain.collectives.registry import engine_of
         from mpitrain.strategies.replicas import has_value
 
-        if self._in_xla is None:
+        if self._not_in_xla is None:
             self.world.agreement.call("whether XLA can compile the exchange")
-            own = engine_of(self.world).capabilities.in_xla
-            self._in_xla = all(self.world.communicator.all_gather_obj(own))
-        are_sums = {gradient.dtype.name for gradient in gradients} <= set(NUMBERS) and not update.half
-        if not (self._in_xla and are_sums and all(map(has_value, variables))):
-            refuse_compiled()
+            own = engine_of(self.world).capabilities.not_in_xla
+            self._not_in_xla = self.world.communicator.all_gather_obj(own)
+        for rank, reason in enumerate(self._not_in_xla):
+            if reason is not None:
+                refuse_compiled(f"on rank {self.world.agreement.number(rank)} {reason}")
+        if update.half or not {gradient.dtype.name for gradient in gradients} <= set(NUMBERS):
+            refuse_compiled("Python exchanges complex numbers, and halves that are summed as they are")
+        if not all(map(has_value, variables)):
+            refuse_compiled("variables have no values yet, which are to be those of rank 0")
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _plan(

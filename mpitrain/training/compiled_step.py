@@ -14,10 +14,17 @@ from typing import Any
 import tensorflow as tf
 
 from mpitrain.errors import AgreedError
+from mpitrain.runtime import streams
 from mpitrain.strategies.replicas import has_value
 from mpitrain.training.optimizer import Hook
+from mpitrain.world.world import World
 
 TrainStep = Callable[[Any], Any]
+WAYS = {
+    1: "not compiled",
+    2: "compiled in two parts, cut at the exchange",
+    3: "compiled whole, with the exchange in it",
+}
 
 
 def compiled_train_step(train_step: TrainStep, hook: Hook, variables: Callable[[], Sequence[Any]]) -> TrainStep:
@@ -36,20 +43,37 @@ def compiled_train_step(train_step: TrainStep, hook: Hook, variables: Callable[[
     split, update = _split(train_step, hook)
     ways: list[tuple[TrainStep, Any]] = [(whole, None), (split, update), (train_step, None)]
 
+    reasons: list[str] = []
+    told: list[int] = []
+
     def step(data: Any) -> Any:
         known = variables()
         if len(ways) == 3 and (tf.executing_eagerly() or not known or not all(map(has_value, known))):
             del ways[0]  # a program of XLA cannot give variables the values of rank 0
+            reasons.append("variables have no values yet, which are to be those of rank 0")
         while True:
             way, hook.compiled = ways[0]
             try:
-                return way(data)
-            except AgreedError:  # all ranks trace the same
+                found = way(data)
+            except AgreedError as error:  # all ranks trace the same
                 if len(ways) == 1:
                     raise
                 del ways[0]
+                reasons.append(error.reason or str(error))
+            else:
+                if len(ways) not in told:
+                    told.append(len(ways))
+                    _tell(hook.exchange.world, WAYS[len(ways)], reasons)
+                return found
 
     return step
+
+
+def _tell(world: World, way: str, reasons: Sequence[str]) -> None:
+    """Local: how XLA compiles the step, and why not more of it, where that is wanted."""
+    if world.verbose and world.is_root:
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        streams.write_stderr(f"mpitrain: the training step is {way}{why}\n")
 
 
 def _split(train_step: TrainStep, hook: Hook) -> tuple[TrainStep, Any]:

@@ -48,7 +48,7 @@ def init(
         share_gpus: let several ranks use one GPU.
         visible_devices: the GPUs of each host that ranks may use, as in `0,2`; by default all that they see.
         threads: (intra-op, inter-op) pool sizes; None for one of them chooses it from the cores.
-        verbose: keep TensorFlow's own log messages.
+        verbose: keep TensorFlow's own log messages, and tell which way gradients take, and why.
         stall_warning: seconds that a rank waits for others until it is told who has not come; 0 for never.
             None takes the environment variable MPITRAIN_STALL_WARNING, or 30. So with the next two.
         stall_abort: seconds after which the job then ends, with exit code 75; 0 for never, 300 by default.
@@ -96,7 +96,7 @@ def init(
     pools = machine_share.threads(communicator, topology, *(threads or (None, None)))
     environ.update(pools.environment)
     world = world_of(communicator, topology, plan, pools, faults=faults)
-    world.watchdog = watchdog
+    world.watchdog, world.verbose = watchdog, verbose
     shrink.check(world)
     _current.append(world)
     finish_with(exits, world)

@@ -32,6 +32,7 @@ class World:
         faults: how faults are dealt with.
         watchdog: talks to the other ranks beside MPI; None with one rank.
         numbers: of the ranks, in the job as it was started; others than 0, 1, 2, ... once some were lost.
+        verbose: rank 0, and one rank of each other host, tell which ways are taken.
         strategy: what these ranks exchange, and when; see `strategies.strategy.strategy_of`. `make_strategy` makes it.
         shrink_group: those with which they lose ranks together.
         departures: of the groups this rank is in, a function that begins to leave and one that waits for all to leave.
@@ -46,6 +47,7 @@ class World:
     faults: FaultOptions = field(default_factory=FaultOptions)
     watchdog: Watchdog | None = None
     make_strategy: InitVar[MakePolicy] = field(kw_only=True)
+    verbose: bool = field(default=False, init=False)
     strategy: Policy = field(init=False)
     numbers: tuple[int, ...] = field(init=False)
     shrink_group: ShrinkGroup = field(init=False)

@@ -146,7 +146,7 @@ def check_average(engine: CollectiveEngine, world: World, way: Way) -> None:
 
 
 def check_dense_average(engine: CollectiveEngine, world: World, way: Way) -> None:
-    """Without rows: what an engine can do that is `in_xla`."""
+    """Without rows: what an engine can do that is not `not_in_xla`."""
     _check_average(engine, world, way, SPECS[:-1])
 
 

@@ -53,6 +53,16 @@ def run_alone(*args: str, timeout: float = 400) -> subprocess.CompletedProcess[s
     )
 
 
+def test_verbose_tells_which_way_gradients_take(mpirun: Mpirun, tmp_path: Path) -> None:
+    finished = mpirun(
+        2, ["-m", "mpitrain", *SHORT, "--verbose", "--output", str(tmp_path)], env={"MPITRAIN_ENGINE": "python"}
+    )
+    assert finished.returncode == 0, finished.output
+    (line,) = [line for line in finished.stderr.splitlines() if "exchanges what is to be combined" in line]
+    assert line.startswith("mpitrain: rank 0 (")
+    assert line.endswith("): Python exchanges what is to be combined: MPITRAIN_ENGINE=python")
+
+
 @pytest.mark.mpich
 def test_default_job(mpirun: Mpirun, tmp_path: Path) -> None:
     check_default_job(mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path)]), 2, tmp_path)

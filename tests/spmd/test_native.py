@@ -251,6 +251,15 @@ def test_a_mean_that_is_not_finite_may_end_the_job() -> None:
     WORLD.activity.error = None
 
 
+def test_one_rank_of_a_host_tells_the_way(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(WORLD, "verbose", True)
+    for way, words in (("python", "Python"), ("native", "machine code")):
+        monkeypatch.setenv("MPITRAIN_ENGINE", way)
+        engine_of.__wrapped__(WORLD)
+        told = f"({WORLD.hosts[WORLD.rank]}): {words} exchanges what is to be combined: MPITRAIN_ENGINE={way}\n"
+        assert (told in capfd.readouterr().err) == (WORLD.local_rank == 0)
+
+
 def test_an_engine_that_is_made_while_a_graph_is_traced() -> None:
     made: list[NativeEngine] = []
 

@@ -230,10 +230,15 @@ def test_a_loop_of_ones_own() -> None:
     mpitrain.verify_replicas(own)
 
 
-def test_where_xla_cannot_the_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks do it if one cannot."""
+def test_where_xla_cannot_the_step_is_cut(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """All ranks do it if one cannot; one tells why, where that is wanted."""
     strategy = strategy_of()
-    monkeypatch.setattr(strategy, "_in_xla", None)
+    monkeypatch.setattr(WORLD, "verbose", True)
+    whole = network(keras.optimizers.SGD(0.1))
+    fit(whole, batches(WORLD.rank, [4, 4], dtype="float32"), True)
+    told = "mpitrain: the training step is compiled whole, with the exchange in it\n"
+    assert (told in capfd.readouterr().err) == WORLD.is_root
+    monkeypatch.setattr(strategy, "_not_in_xla", None)
     if WORLD.rank == 1:
         monkeypatch.setattr(program, "refused", lambda library: "it is too old")
         engine_of(WORLD).__dict__.pop("capabilities", None)
@@ -243,6 +248,8 @@ def test_where_xla_cannot_the_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
         hook = hook_of(model.optimizer)
         assert hook is not None
         assert hook.compiled is not None
+        told = "the training step is compiled in two parts, cut at the exchange: on rank 1 it is too old\n"
+        assert (told in capfd.readouterr().err) == WORLD.is_root
         mpitrain.verify_replicas(model.trainable_variables)
         weight = tf.Variable([1.0])
         optimizer = mpitrain.DistributedOptimizer(keras.optimizers.SGD(0.1))
