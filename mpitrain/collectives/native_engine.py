@@ -19,7 +19,7 @@ from mpitrain.collectives.engine import Averaging, Capabilities, HostSide
 from mpitrain.collectives.host import CollectiveCall, Reduction
 from mpitrain.collectives.host_engine import HostAveraging, HostEngine
 from mpitrain.collectives.native_session import MOST_PLANS, TRAVELS, NativePlan, NativeSession
-from mpitrain.collectives.ordering import with_turn
+from mpitrain.collectives.ordering import in_turn, with_turn
 from mpitrain.comm.communicator import Buffer, Communicator
 from mpitrain.comm.mpi import MpiCommunicator
 from mpitrain.native import operation, program
@@ -58,18 +58,25 @@ class NativeEngine(HostEngine):
         self._plans: dict[Any, NativePlan] = {}
 
     def all_reduce(self, tensor: tf.Tensor, how: Reduction, name: str | None = None) -> tf.Tensor:
-        if how.op not in ("sum", "mean") or not tf.executing_eagerly():  # in a graph tensors travel with their update
+        eagerly = tf.executing_eagerly()
+        # Sessions of TensorFlow 1 run parts of a graph, so that ranks negotiate what is next.
+        in_order = eagerly or tf.compat.v1.executing_eagerly_outside_functions()
+        if how.op not in ("sum", "mean") or not (in_order and (eagerly or tensor.shape.is_fully_defined())):
             return super().all_reduce(tensor, how, name)
         key = tensor.dtype, tuple(tensor.shape), how, name
         plan = self._plans.get(key) or self._plan(*key)
-        if plan is None:
+        if plan is None or not (eagerly or compiled_function() is None):
             return super().all_reduce(tensor, how, name)
+        if not eagerly:
+            one = tf.constant(1.0, tf.float64)
+            exchange = functools.partial(operation.exchange, self.library, plan, 0, one, [tensor])
+            return in_turn(self._world.communicator, exchange)[0]
         if self._sample is None:
             self._sample = tf.constant(1.0, tf.float64)
         return operation.exchange(self.library, plan, 0, self._sample, [tensor])[0]
 
     def _plan(self, dtype: tf.DType, shape: tuple[int, ...], how: Reduction, name: str | None) -> NativePlan | None:
-        """Local: of an eager all-reduce; None where machine code cannot do it."""
+        """Local: of an all-reduce; None where machine code cannot do it."""
         travels = dtype.name if dtype.name not in HALVES else "float32"
         if travels not in TRAVELS or not how.before == how.after == 1.0 or (how.half and dtype.name in HALVES):
             return None

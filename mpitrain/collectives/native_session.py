@@ -177,20 +177,23 @@ class NativeSession:
             *map(address, memory),
             ctypes.cast(self._callback, ctypes.c_void_p),
         )
-        self._plans: dict[int, NativePlan] = {}  # by the identity of the plan, which they keep
-        agreement.turn.native = library
+        # By the identity of the plan, which they keep; those of graphs are there for as long as these.
+        self._plans: weakref.WeakValueDictionary[int, NativePlan] = weakref.WeakValueDictionary()
+        self._latest: dict[int, NativePlan] = {}  # in the order of use: what is exchanged eagerly
+        agreement.turn.share_with(library)
         communicator.activity.bucket_of = _bucket_of
 
     def of(self, plan: Plan, python: Python) -> NativePlan:
         """Local: the record of a plan; `python` replaces the one that it was given before."""
-        known = self._plans.get(id(plan))
-        if known is not None:
-            known.python = python
-            return known
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()  # graphs keep theirs
-        own = self._plans[id(plan)] = NativePlan(self, self._session, plan, python, self._counted is not None)
-        _by_bucket.update(dict.fromkeys(own.ids, own))
+        own = self._plans.get(id(plan))
+        if own is None:
+            own = self._plans[id(plan)] = NativePlan(self, self._session, plan, python, self._counted is not None)
+            _by_bucket.update(dict.fromkeys(own.ids, own))
+        own.python = python
+        self._latest.pop(id(plan), None)
+        self._latest[id(plan)] = own
+        if len(self._latest) > MOST_PLANS:
+            del self._latest[next(iter(self._latest))]
         return own
 
     def agreed(self) -> Agreed | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,12 +72,11 @@ class Library:
         """Local: give it back."""
         self._code.mpitrain_give_turn(ctypes.c_void_p(turn.ctypes.data))
 
-    def setup_xla(self, name: str, process: int) -> str | None:
+    def setup_xla(self, name: str) -> str | None:
         """Local: make the exchange known to XLA.
 
         Args:
             name: by which programs call it.
-            process: a number of this process, which they have to give.
 
         Returns:
             Why it cannot be; else None.
@@ -86,10 +86,16 @@ class Library:
         file = next(Path(sysconfig.get_lib()).glob("libtensorflow_cc.so*"))
         functions = ctypes.c_void_p(_address(ctypes.CDLL(str(file)), XLA))
         message = ctypes.create_string_buffer(1000)
-        size, number = ctypes.c_int64(len(message)), ctypes.c_int64(process)
-        if self._code.mpitrain_setup_xla(functions, ctypes.c_char_p(name.encode()), number, message, size):
+        size = ctypes.c_int64(len(message))
+        if self._code.mpitrain_setup_xla(functions, ctypes.c_char_p(name.encode()), message, size):
             return None
         return f"XLA does not take the exchange: {message.value.decode()}"
+
+
+@functools.cache
+def process() -> int:
+    """Local: a number that no other process has. Operations tell it, whose addresses are those of one process."""
+    return secrets.randbits(62) + 1
 
 
 def loadable(mpi_file: str) -> str | None:
@@ -125,7 +131,7 @@ def library(mpi_file: str) -> Library | str:
         return f"it cannot be loaded here: {error!r}"
     sizes = [ctypes.c_int64(ctypes.sizeof(one)) for one in (mpi, SessionStruct, UpdateStruct, BucketStruct)]
     own = ctypes.c_int64(ctypes.sizeof(tensorflow))
-    if not code.mpitrain_setup(tensorflow, own, mpi, *sizes):
+    if not code.mpitrain_setup(tensorflow, own, mpi, *sizes, ctypes.c_int64(process())):
         return f"{FILE.name} belongs to another version of mpitrain: install it again"
     return Library(code)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import op_def_library
 
-from mpitrain.native.library import Library, tensorflow_framework
+from mpitrain.native.library import Library, process, tensorflow_framework
 
 NAME = "MpitrainExchange"
 KEPT = "_mpitrain_kept"  # attribute of a graph: what its operations refer to by address
@@ -44,7 +44,8 @@ def exchange(
     if tf.executing_eagerly():
         return _execute(bucket, record, samples, tensors)
     with tf.device("CPU:0"):
-        means = op_def_library.apply_op(NAME, samples=samples, gradients=list(tensors), bucket=bucket)
+        inputs = {"samples": samples, "gradients": list(tensors)}
+        means = op_def_library.apply_op(NAME, **inputs, bucket=bucket, process=process())
     keep(tf.compat.v1.get_default_graph(), record)
     for mean, tensor in zip(means, tensors, strict=True):
         mean.set_shape(tensor.shape)
@@ -52,7 +53,8 @@ def exchange(
 
 
 def _execute(bucket: int | None, record: Record, samples: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[Any]:
-    attributes = ("T", [tensor.dtype.as_datatype_enum for tensor in tensors], "bucket", bucket)
+    dtypes = [tensor.dtype.as_datatype_enum for tensor in tensors]
+    attributes = ("T", dtypes, "bucket", bucket, "process", process())
     inputs = [tf.convert_to_tensor(one) for one in (samples, *tensors)]  # a variable, for one, is none
     try:
         return list(execute.execute(NAME.encode(), len(tensors), inputs, attributes, ctx=context.context()))
@@ -87,6 +89,7 @@ def _register(library: Library) -> None:
     builder = call("TF_NewOpDefinitionBuilder", NAME.encode(), result=ctypes.c_void_p)
     call("TF_OpDefinitionBuilderAddAttr", builder, b"T: list({half,bfloat16,float,double}) >= 1")
     call("TF_OpDefinitionBuilderAddAttr", builder, b"bucket: int")
+    call("TF_OpDefinitionBuilderAddAttr", builder, b"process: int")
     call("TF_OpDefinitionBuilderAddInput", builder, b"samples: double")
     call("TF_OpDefinitionBuilderAddInput", builder, b"gradients: T")
     call("TF_OpDefinitionBuilderAddOutput", builder, b"means: T")
@@ -100,6 +103,7 @@ def _register(library: Library) -> None:
     call("TF_RegisterKernelBuilder", NAME.encode(), kernel, status)
     _check(framework, status)
     call("TF_DeleteStatus", status)
+    tf.no_gradient(NAME)  # as calls of Python have none
 
 
 def _check(framework: Any, status: int) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mpitrain.native.library import Library
+from mpitrain.native.library import Library, process
 from mpitrain.native.operation import Record, keep
 
 NAME = "mpitrain_exchange"
@@ -24,7 +23,7 @@ def refused(library: Library) -> str | None:
     if tf.config.get_visible_devices("GPU"):
         return "what XLA compiles for a GPU cannot call machine code of the host"
     try:
-        reason = library.setup_xla(NAME, _process())
+        reason = library.setup_xla(NAME)
         if reason is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 found = int(_tried()(tf.constant(1)))
@@ -58,12 +57,6 @@ def exchange(
     keep(tf.compat.v1.get_default_graph(), record)
     turn, *means = _call(record.addresses[index], [turn, samples, *tensors], [("int32", ()), ("float64", ()), *shaped])
     return turn, means
-
-
-@functools.cache
-def _process() -> int:
-    """Local: a number that no other process has."""
-    return secrets.randbits(62) + 1
 
 
 def _tried() -> Any:
@@ -113,7 +106,7 @@ def _module(bucket: int | None, types: Sequence[str]) -> str:
     )
     attributes = (
         "api_version = 4 : i32, has_side_effect = true, "
-        f"backend_config = {{bucket = {bucket} : i64, process = {_process()} : i64}}, "
+        f"backend_config = {{bucket = {bucket} : i64, process = {process()} : i64}}, "
         f"output_operand_aliases = [{aliases}]"
     )
     arguments = ", ".join(f"{name}: {kind}" for name, kind in zip(given, types, strict=True))

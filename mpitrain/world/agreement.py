@@ -75,14 +75,15 @@ class Turn:
         contended: a thread has had to wait for another one.
     """
 
-    _taken = Word(0, int)  # by machine code, or by Python where there is any
+    _taken = Word(0, int)  # by machine code or by Python
     contended = Word(1, bool)
     observed = Word(2, bool)  # somebody wants to know of each collective, so that each is Python's
 
     def __init__(self) -> None:
         self.words = np.zeros(3, np.int64)
         self.lock = threading.RLock()  # what is held
-        self.native: Any = None  # machine code that takes the turn as well: `take(words)` and `give(words)`
+        self._native: Any = None
+        self._beginning = threading.Lock()
         self._depth = 0  # collectives may call others
 
     def __enter__(self) -> None:
@@ -90,11 +91,24 @@ class Turn:
         if not self.lock.acquire(blocking=False):
             self.contended = True
             self.lock.acquire()
-        while self.native is not None and self._depth == 0 and not self.native.take(self.words):
+        while self._depth == 0 and not self._take():
             self.lock.release()  # machine code that has the turn may need it for Python
             time.sleep(TURN_SECONDS)
             self.lock.acquire()
         self._depth += 1
+
+    def share_with(self, native: Any) -> None:
+        """Local: from now on machine code takes the turn as well, by `take(words)` and `give(words)`."""
+        with self._beginning:
+            self._native = native
+
+    def _take(self) -> bool:
+        """Local: for this thread, which has the lock: no machine code has it, nor one that is there from now on."""
+        with self._beginning:
+            if self._native is not None:
+                return bool(self._native.take(self.words))
+            self._taken = 1
+            return True
 
     @contextlib.contextmanager
     def handed_over(self) -> Iterator[None]:
@@ -114,8 +128,10 @@ class Turn:
         """
         self._depth -= 1
         outermost = self._depth == 0
-        if outermost and self.native is not None:
-            self.native.give(self.words)
+        if outermost and self._native is not None:
+            self._native.give(self.words)
+        elif outermost:
+            self._taken = 0
         self.lock.release()
         if self.contended and outermost and kind is None:
             raise MismatchError(f"several threads of this rank {THREADS}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,13 @@ import tensorflow as tf
 
 import mpitrain
 from mpitrain.callbacks import DataParallel
+from mpitrain.collectives import native_session
 from mpitrain.collectives.host import Reduction
 from mpitrain.collectives.native_engine import NativeEngine, usable
 from mpitrain.collectives.registry import engine_of
-from mpitrain.errors import MismatchError, NonFiniteError
+from mpitrain.errors import AgreedError, MismatchError, NonFiniteError
+from mpitrain.native import operation
+from mpitrain.native.operation import NAME
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.graph import mean_gradients
 from mpitrain.reduction.reducer import Reducer
@@ -94,17 +98,22 @@ def summed_by(way: str) -> Iterator[None]:
         WORLD.all_reduce.choose(before)
 
 
-@pytest.mark.parametrize("added_up", [False, True])
-@pytest.mark.parametrize("name", PLANS)
-def test_the_bits_are_those_of_python(name: str, added_up: bool) -> None:
-    plan = plan_of(name, added_up)
-    native, python = Job("native", plan), Job("host", plan)
+def compare_bits(native: Job, python: Job) -> None:
+    """Of the means of one plan, after the first updates with any samples and both ways to sum."""
     cases = [(case, way) for case in SAMPLES for way in ("ring:65536:4", "mpi")]
     for update, (case, way) in enumerate([*cases[:1] * UPDATES, *cases]):
         with summed_by(way):
             ours, theirs = native(update, SAMPLES[case]), python(update, SAMPLES[case])
         for one, other in zip(ours, theirs, strict=True):
             assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), f"update {update}, {case}, {way}"
+
+
+@pytest.mark.parametrize("added_up", [False, True])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_bits_are_those_of_python(name: str, added_up: bool) -> None:
+    plan = plan_of(name, added_up)
+    native, python = Job("native", plan), Job("host", plan)
+    compare_bits(native, python)
     own, other = native.reducer, python.reducer
     assert own.statistics.updates == other.statistics.updates
     assert own.statistics.samples_global == pytest.approx(other.statistics.samples_global)
@@ -294,6 +303,112 @@ def test_an_interrupt_of_an_eager_update_is_one() -> None:
         mean_gradients(engine_of(WORLD, "native"), reducer, plan, values(0, plan.specs), 1.0, interrupted)
     means = mean_gradients(engine_of(WORLD, "native"), reducer, plan, values(0, plan.specs), 8.0)
     np.testing.assert_array_equal(means[0].numpy(), Job("host", plan)(0, SAMPLES["equal"])[0])
+
+
+REDUCED = [("float32", (3, 2)), ("float64", ()), ("bfloat16", (33,)), ("float16", (0, 2)), ("float32", (70_001,))]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_all_reduce_in_a_graph_is_one_operation_with_the_bits_of_python(op: str) -> None:
+    """In the order of the program, also between those that stay Python's."""
+    engine = NativeEngine(WORLD)
+
+    def results(engine: Any) -> Any:
+        @tf.function(autograph=False)
+        def step(turns: Any, *own: Any) -> list[Any]:
+            found = [engine.all_reduce(one, Reduction(op), "named") for one in own]
+            found.append(engine.all_reduce(tf.constant([WORLD.rank, 7]), Reduction(op)))
+            found.append(engine.all_reduce(own[0], Reduction(op, after=3.0)))
+            found.append(engine.broadcast(own[0], 0))
+            found.append(engine.all_reduce(tf.boolean_mask(own[0], [True, False, True]), Reduction(op)))
+            again = lambda i, one: (i + 1, tf.ensure_shape(engine.all_reduce(one, Reduction(op)), []))  # noqa: E731
+            found.append(tf.while_loop(lambda i, _: i < turns, again, (0, own[1]))[1])
+            return found
+
+        return step
+
+    native, python = results(engine), results(engine_of(WORLD, "host"))
+    specs = [TensorSpec("", shape, dtype) for dtype, shape in REDUCED]
+    with summed_by("ring:65536:4"):
+        for update in range(3):
+            own = values(update, specs)
+            before = WORLD.activity.position
+            ours = native(tf.constant(3), *own)
+            middle = WORLD.activity.position
+            theirs = python(tf.constant(3), *own)
+            assert middle - before == WORLD.activity.position - middle
+            for one, other in zip(ours, theirs, strict=True):
+                assert (one.shape, one.numpy().tobytes()) == (other.shape, other.numpy().tobytes())
+            mixed = (native if WORLD.rank == 0 else python)(tf.constant(3), *own)
+            for one, other in zip(mixed, theirs, strict=True):
+                assert one.numpy().tobytes() == other.numpy().tobytes()
+    assert engine._session is not None
+    assert engine._session.left_to_python == len(REDUCED) + 1  # each of them once
+    (tensor,) = [
+        op.outputs[0]
+        for op in native.get_concrete_function(tf.constant(3), *own).graph.get_operations()
+        if op.type == NAME
+    ][:1]
+    assert tensor.shape == REDUCED[0][1]
+
+
+def test_errors_of_all_reduce_in_a_graph_are_those_of_python() -> None:
+    for name in ("native", "host"):
+        engine = engine_of(WORLD, name)
+
+        @tf.function(autograph=False)
+        def total(own: Any, engine: Any = engine) -> Any:
+            return engine.all_reduce(own, Reduction("sum"))
+
+        for _ in range(2):
+            assert total(tf.ones([2])).numpy().tolist() == [WORLD.size] * 2
+        with pytest.raises(tf.errors.FailedPreconditionError, match="MismatchError: ranks call different collectives"):
+            total(tf.ones([2 + (WORLD.rank == 0)]))
+        assert total(tf.ones([2])).numpy().tolist() == [WORLD.size] * 2
+        with pytest.raises(AgreedError, match="has jit_compile=True"):
+            tf.function(total.python_function, jit_compile=True, autograph=False)(tf.ones([2]))
+
+
+def test_what_is_reduced_has_the_gradient_that_it_had() -> None:
+    """None: those of Horovod's names are made around it."""
+    own = tf.Variable([1.0, 2.0])
+    for name in ("native", "host"):
+        plain = tf.function(functools.partial(engine_of(WORLD, name).all_reduce, how=Reduction("sum")), autograph=False)
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(plain(own * 3.0))
+            assert tape.gradient(loss, own) is None
+
+
+def test_plans_of_graphs_are_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: one that was not ready when it was forgotten would be Python's for good."""
+    monkeypatch.setattr(native_session, "MOST_PLANS", 2)
+    plans = [plan_of(name) for name in ("one", "small", "empty", "many")]
+    jobs = [Job("native", plan) for plan in plans]
+    for job in jobs[1:]:
+        job.reducer = jobs[0].reducer
+
+        def exchange(gradients: Any, samples: Any, job: Job = job) -> Any:
+            return mean_gradients(engine_of(WORLD, "native"), job.reducer, job.plan, gradients, samples)
+
+        job.graph = tf.function(exchange, autograph=False)
+    for update in range(FIRST):
+        for job in jobs:
+            job(update, SAMPLES["equal"])
+    before = jobs[0].left_to_python
+    for job in jobs:
+        job(FIRST, SAMPLES["equal"])
+    assert jobs[0].left_to_python == before
+
+
+def test_a_graph_of_another_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its addresses are of that one."""
+    job = Job("native", plan_of("one"))
+    job(0, SAMPLES["equal"])
+    monkeypatch.setattr(operation, "process", lambda: 1)
+    other = Job("native", plan_of("one"))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="another process has made this graph"):
+        other(0, SAMPLES["equal"])
 
 
 def test_eager_errors_are_those_of_python() -> None:

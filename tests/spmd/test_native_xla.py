@@ -20,7 +20,7 @@ from mpitrain.reduction.reducer import Reducer
 from mpitrain.strategies.strategy import strategy_of
 from mpitrain.training.callbacks import DataParallel
 from mpitrain.training.optimizer import hook_of
-from tests.spmd.test_native import FIRST, PLANS, SAMPLES, UPDATES, Job, plan_of, summed_by, values
+from tests.spmd.test_native import FIRST, PLANS, SAMPLES, UPDATES, Job, compare_bits, plan_of, summed_by, values
 from tests.spmd.truth import FEATURES, batches, check_history, check_same, fit, merged, mlp
 
 WORLD = mpitrain.init()
@@ -52,12 +52,7 @@ class Compiled(Job):
 def test_the_bits_are_those_of_python(name: str, added_up: bool) -> None:
     plan = plan_of(name, added_up)
     native, python = Compiled(plan), Job("host", plan)
-    cases = [(case, way) for case in SAMPLES for way in ("ring:65536:4", "mpi")]
-    for update, (case, way) in enumerate([*cases[:1] * UPDATES, *cases]):
-        with summed_by(way):
-            ours, theirs = native(update, SAMPLES[case]), python(update, SAMPLES[case])
-        for one, other in zip(ours, theirs, strict=True):
-            assert (one.shape, one.tobytes()) == (other.shape, other.tobytes()), f"update {update}, {case}, {way}"
+    compare_bits(native, python)
     assert native.left_to_python == FIRST + (0 if added_up else 2)  # whose sum is not exact
 
 

@@ -8,6 +8,7 @@
 #define MOST_DIMENSIONS 254
 
 static struct tensorflow tf;
+int64_t own_process;
 
 /* One call of the kernel. */
 struct kernel_call {
@@ -16,22 +17,27 @@ struct kernel_call {
 };
 
 EXPORTED int mpitrain_setup(const struct tensorflow *functions, int64_t functions_bytes, const struct mpi *of_mpi,
-                   int64_t of_mpi_bytes, int64_t session_bytes, int64_t update_bytes, int64_t bucket_bytes) {
+                   int64_t of_mpi_bytes, int64_t session_bytes, int64_t update_bytes, int64_t bucket_bytes,
+                   int64_t process) {
     if (functions_bytes != sizeof tf || of_mpi_bytes != sizeof mpi || session_bytes != sizeof(struct session) ||
         update_bytes != sizeof(struct update) || bucket_bytes != sizeof(struct bucket))
         return 0;
     tf = *functions;
     mpi = *of_mpi;
+    own_process = process;
     return 1;
 }
 
-/* NULL where there is no memory or no bucket, which `mpitrain_compute` tells. */
+/* NULL where there is no memory, or no bucket of this process, which `mpitrain_compute` tells. */
 EXPORTED void *mpitrain_create(void *construction) {
     void *status = tf.new_status();
     int64_t *address = malloc(sizeof *address);
+    int64_t process = 0;
     if (address)
         tf.get_attribute(construction, "bucket", address, status);
-    if (address && tf.get_code(status)) {
+    if (address && !tf.get_code(status))
+        tf.get_attribute(construction, "process", &process, status);
+    if (address && (tf.get_code(status) || process != own_process)) {
         free(address);
         address = NULL;
     }
@@ -133,7 +139,7 @@ EXPORTED void mpitrain_compute(void *attribute, void *context) {
     struct kernel_call kernel = {.call = {.fail = fail}, .context = context, .status = tf.new_status()};
     struct call *call = &kernel.call;
     if (!attribute) {
-        fail(call, TF_RESOURCE_EXHAUSTED, "no memory for the operation, or it has no bucket");
+        fail(call, TF_RESOURCE_EXHAUSTED, "no memory for the operation, or another process has made this graph");
         tf.delete_status(kernel.status);
         return;
     }

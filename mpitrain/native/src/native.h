@@ -156,6 +156,9 @@ void *scratch(struct session *session, scratch_t which, int64_t bytes);
 int gather_headers(struct session *session);
 int sum(struct session *session, const void *source, void *target, int64_t type, int64_t size, double factor);
 
+/* kernel.c */
+extern int64_t own_process; /* a number that no other process has: a graph of another one has addresses of that one */
+
 /* turn.c */
 EXPORTED int mpitrain_take_turn(int64_t *turn);
 EXPORTED void mpitrain_give_turn(int64_t *turn);

@@ -12,7 +12,6 @@
 #define SIZE_UP_TO(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
 
 static const struct xla_api *xla;
-static int64_t own_process;
 
 /* One call from XLA. */
 struct xla_call {
@@ -136,10 +135,8 @@ static void *answer(struct xla_frame *frame) {
 }
 
 /* Makes the exchange known to XLA under `name`. Returns 1, or 0 and why not. */
-EXPORTED int mpitrain_setup_xla(const void *(*get_api)(void), const char *name, int64_t process, char *message,
-                                int64_t message_bytes) {
+EXPORTED int mpitrain_setup_xla(const void *(*get_api)(void), const char *name, char *message, int64_t message_bytes) {
     xla = get_api();
-    own_process = process;
     const char *reason = "its table of functions is another one";
     void *error = NULL;
     if (xla && xla->struct_size >= SIZE_UP_TO(struct xla_api, register_handler) && xla->version.major == XLA_MAJOR) {

@@ -11,7 +11,7 @@
 #define LOOKED_AT 96
 #define WHOLE_EVERY 3
 
-int mpitrain_setup(const struct tensorflow *, int64_t, const struct mpi *, int64_t, int64_t, int64_t, int64_t);
+int mpitrain_setup(const struct tensorflow *, int64_t, const struct mpi *, int64_t, int64_t, int64_t, int64_t, int64_t);
 void *mpitrain_create(void *construction);
 void mpitrain_delete(void *kernel);
 void mpitrain_compute(void *kernel, void *context);
@@ -516,10 +516,13 @@ static void no_kernel(void) {
     int64_t *kernel = mpitrain_create(&job.plan.bucket[0]);
     CHECK(*kernel == (int64_t)(uintptr_t)&job.plan.bucket[0], "another bucket");
     mpitrain_delete(kernel);
+    me.other_process = 1;
+    CHECK(!mpitrain_create(&job.plan.bucket[0]), "made for another process");
+    me.other_process = 0;
     me.fail_memory = 1;
     CHECK(!mpitrain_create(&job.plan.bucket[0]), "made of no memory");
     CHECK(mpitrain_setup(&broken_attribute, sizeof broken_attribute, &fake_mpi, sizeof fake_mpi, sizeof(struct session),
-                         sizeof(struct update), sizeof(struct bucket)),
+                         sizeof(struct update), sizeof(struct bucket), PROCESS),
           "refused");
     kernel = mpitrain_create(NULL);
     CHECK(!kernel, "made for no bucket");
@@ -560,10 +563,10 @@ int main(int count, char **arguments) {
     cases = atoi(arguments[1]);
     const int64_t sizes[] = {sizeof(struct session), sizeof(struct update), sizeof(struct bucket)};
     CHECK(!mpitrain_setup(&fake_tensorflow, sizeof fake_tensorflow, &fake_mpi, sizeof fake_mpi, sizes[0] + 8, sizes[1],
-                          sizes[2]),
+                          sizes[2], PROCESS),
           "another version was taken");
     CHECK(mpitrain_setup(&fake_tensorflow, sizeof fake_tensorflow, &fake_mpi, sizeof fake_mpi, sizes[0], sizes[1],
-                         sizes[2]),
+                         sizes[2], PROCESS),
           "refused");
     void (*const all[])(void) = {any_case, failures, not_finite, other_tensors, left_to_python, contended};
     for (int size = 1; size <= MOST_RANKS; size++)

@@ -154,9 +154,10 @@ static void fail_call(void *context, void *status) {
 }
 
 static void get_attribute(void *construction, const char *name, int64_t *value, void *status) {
-    CHECK(!strcmp(name, "bucket"), "%s", name);
+    int is_bucket = !strcmp(name, "bucket");
+    CHECK(is_bucket || !strcmp(name, "process"), "%s", name);
     (void)status;
-    *value = (int64_t)(uintptr_t)construction;
+    *value = is_bucket ? (int64_t)(uintptr_t)construction : me.other_process ? PROCESS + 1 : PROCESS;
 }
 
 static void get_no_attribute(void *construction, const char *name, int64_t *value, void *status) {

@@ -9,6 +9,7 @@
 
 #define MOST_RANKS 4
 #define MOST_MEMBERS 6
+#define PROCESS 4711
 #define LARGEST 512     /* bytes of one call of MPI */
 #define MPI_BROKEN 99 /* another rank has failed */
 #define PYTHON_FAILED 9 /* a TF_Code */
@@ -50,6 +51,7 @@ struct rank {
     int asked;                                   /* why Python was called, -1: not */
     int64_t detail;
     int refuses;                /* Python fails */
+    int other_process;          /* has made the graph */
     const void *own, *mean;     /* what Python was shown */
     float kept[64];             /* the first of the former */
     void (*before_turn)(void);  /* called when the turn is about to be taken */

@@ -20,6 +20,42 @@ def agreement(communicator: simulated.SimulatedCommunicator) -> Agreement:
     return Agreement(communicator, [f"host{rank}" for rank in range(communicator.size)])
 
 
+class MachineCode:
+    """Which takes the turn as well."""
+
+    def take(self, words: Any) -> bool:
+        """Local."""
+        is_free = not words[0]
+        words[0 if is_free else 1] = 1
+        return is_free
+
+    def give(self, words: Any) -> None:
+        """Local."""
+        words[0] = 0
+
+
+def test_machine_code_that_comes_while_a_thread_has_the_turn() -> None:
+    """It waits; and what it takes afterwards nobody gives back for it."""
+
+    def body(communicator: simulated.SimulatedCommunicator) -> None:
+        turn, code = agreement(communicator).turn, MachineCode()
+        with turn:
+            with turn:
+                turn.share_with(code)
+            assert not code.take(turn.words)
+            turn.contended = False  # which it has told
+        assert code.take(turn.words)
+        with turn.handed_over(), turn:
+            pass
+        assert turn.words[0]
+        code.give(turn.words)
+        with turn:
+            assert turn.words[0]
+        assert not turn.words.any()
+
+    simulated.run(1, body)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_samples_of_all_ranks(size: int) -> None:
     def body(communicator: simulated.SimulatedCommunicator) -> list[float]:
