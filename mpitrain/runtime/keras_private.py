@@ -46,6 +46,7 @@ PACKAGES = ("keras", "keras._tf_keras.keras")
 # To `patch`, or set on one object.
 REDUCTION = "reduce_weighted_values"  # (values, sample_weight, mask, reduction, dtype): of every loss, for its rows
 MOMENTS = "_moments"  # (inputs, mask): mean and variance in a layer that normalizes batches
+OWN_LOSSES = "_get_own_losses"  # (): what a layer has given to `add_loss`; `losses` mixes it with others
 REGULARIZATION = "_get_regularization_losses"  # (): of the weights of a layer and the layers in it
 CLIP_GRADIENTS = "_clip_gradients"  # (gradients): the first that happens to accumulated ones; clips where it should
 LOGS_OF_EPOCH = "_get_metrics_result_or_logs"  # (logs): what the callbacks get of a whole epoch

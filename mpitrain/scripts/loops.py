@@ -23,7 +23,7 @@ from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
 from mpitrain.training.gradient_use import GradientUses, keep_watching
 from mpitrain.training.logs import global_metrics
-from mpitrain.training.loss_patches import keep_batch_norm_synchronized
+from mpitrain.training.loss_patches import keep_batch_norm_synchronized, keep_share
 from mpitrain.training.loss_shares import LossIs
 from mpitrain.training.loss_terms import taken_for_a_mean
 from mpitrain.training.metric_states import observe
@@ -60,15 +60,16 @@ class DividedLoops:
         self._world, self._portion, self._note, self._training = world, portion, note, training
         self._comparison, self._loss_is, self._sync_batch_norm = comparison, loss_is, sync_batch_norm
         self._told: set[str] = set()
-        # A variable: a step that was traced once reads it each time it runs.
-        self._rows = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
+        # Of a batch that all ranks take, the loss is not to be added up.
+        self._counts = CountsFor(world.is_root or loss_is != "sum")
 
     def install(self) -> None:
         """Local: patch `tf.data` and Keras' metrics."""
-        keep_sample_count(self._rows)
+        keep_sample_count(self._counts.rows)
         keep_watching(GradientUses("a loop of the script's own", self._tell))
         if self._loss_is == "sum":
             keep_added_up(True)
+            keep_share(self._counts.share)
         if self._sync_batch_norm:
             keep_batch_norm_synchronized(self._world)
         iterate, initialize, loops = tf.data.Dataset.__iter__, keras.Metric.__init__, self
@@ -79,9 +80,7 @@ class DividedLoops:
                 return batches
             loops._note("data", f"{OWN}: batches of tf.data are divided, other data is not")
             loops._tell_once()
-            # Of a batch that all ranks take, the loss is not to be added up.
-            counts = loops._world.is_root or loops._loss_is != "sum"
-            return DividedBatches(loops._compared(batches), loops._portion, loops._rows, counts)
+            return DividedBatches(loops._compared(batches), loops._portion, loops._counts)
 
         def initialized(metric: keras.Metric, *args: Any, **kwargs: Any) -> None:
             initialize(metric, *args, **kwargs)
@@ -123,6 +122,30 @@ class DividedLoops:
         return call
 
 
+class CountsFor:
+    """What a loop's steps on this rank count for. Variables: a step that was traced once reads them each time it runs.
+
+    Args:
+        whole: whether this rank counts where all ranks take the same.
+    """
+
+    def __init__(self, whole: bool) -> None:
+        self._whole = float(whole)
+        self.rows = tf.Variable(self._whole, dtype=tf.float64, trainable=False, name="rows_of_this_rank")
+        # of the rows of all ranks: of what all have, such as losses of weights, that part makes the sum of ranks right
+        self.share = tf.Variable(1.0, dtype=tf.float64, trainable=False, name="share_of_this_rank")
+
+    def set(self, rows: int = 1, total: int = 0) -> None:
+        """Local: of the next step.
+
+        Args:
+            rows: of this rank.
+            total: of all ranks; 0 where each has all of them.
+        """
+        self.rows.assign(float(rows) if total else rows * self._whole)
+        self.share.assign(rows / total if total else 1.0)
+
+
 class DividedBatches:
     """Iterates over this rank's part of batches that all ranks read alike; all ranks take as many steps.
 
@@ -132,12 +155,11 @@ class DividedBatches:
     Args:
         batches: of which all ranks read the same.
         portion: which part of them.
-        rows: set to the number of rows of the latest batch that count.
-        whole_counts: whether the rows of a batch that every rank takes count on this one.
+        counts: set to what the latest batch counts for.
     """
 
-    def __init__(self, batches: Iterator[Any], portion: Portion, rows: tf.Variable, whole_counts: bool = True) -> None:
-        self._portion, self._rows, self._whole_counts, self._counts = portion, rows, whole_counts, True
+    def __init__(self, batches: Iterator[Any], portion: Portion, counts: CountsFor) -> None:
+        self._portion, self._counts, self._total = portion, counts, 0
         self._batches = self._by_rows(batches) if portion.batch_is_global else self._dealt(batches)
 
     def __iter__(self) -> DividedBatches:
@@ -157,10 +179,9 @@ class DividedBatches:
         try:
             batch = next(self._batches)
         except StopIteration:
-            # After the loop all ranks weigh the same again.
-            self._rows.assign(1.0)
+            self._counts.set()
             raise
-        self._rows.assign(float(int(count_rows(batch)) or 1) if self._counts else 0.0)
+        self._counts.set(_rows(batch), self._total)
         return batch
 
     get_next = __next__
@@ -169,15 +190,20 @@ class DividedBatches:
         for batch in batches:
             # What cannot be divided, as fewer rows than ranks, every rank takes: the mean is the same.
             divided = bool(self._portion.divides(batch))
-            self._counts = divided or self._whole_counts
+            self._total = _rows(batch) if divided else 0
             yield self._portion.rows_of_batch(batch) if divided else batch
 
     def _dealt(self, batches: Iterator[Any]) -> Iterator[Any]:
         while round_of_all := list(islice(batches, self._portion.size)):
             if len(round_of_all) == self._portion.size:
+                self._total = sum(map(_rows, round_of_all))
                 yield round_of_all[self._portion.rank]
             else:
                 yield from self._by_rows(iter(round_of_all))
+
+
+def _rows(batch: Any) -> int:
+    return int(count_rows(batch)) or 1
 
 
 def _of_the_script(frame: FrameType | None) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from mpitrain.runtime import keras_private
 from mpitrain.runtime.keras_private import patch
@@ -23,6 +24,7 @@ from mpitrain.world.world import World
 Reduce = Callable[..., Any]
 _current: contextvars.ContextVar[Any] = contextvars.ContextVar("step", default=None)
 _kept: contextvars.ContextVar[StepCollectives | None] = contextvars.ContextVar("kept", default=None)
+_share: contextvars.ContextVar[Any] = contextvars.ContextVar("share", default=None)
 
 
 @contextlib.contextmanager
@@ -47,6 +49,21 @@ def keep_batch_norm_synchronized(world: World | None) -> None:
     _kept.set(None if world is None else StepCollectives(world))
 
 
+def keep_share(share: Any) -> None:
+    """Local: from now on what Keras adds up for regularizers, in steps of the script's own, is this rank's share of it.
+
+    Args:
+        share: what it is multiplied by, a variable that is read in each step; None for all of it, as at first.
+    """
+    install()
+    _share.set(share)
+
+
+def _own_share(loss: Any) -> Any:
+    share = _share.get()
+    return loss if share is None or isinstance(loss, keras.KerasTensor) else loss * tf.cast(share, loss.dtype)
+
+
 def _update_by_function(original: Reduce, metric: Any, *args: Any, **kwargs: Any) -> Any:
     """Local: as `MeanMetricWrapper.update_state`; collective where its function gives a number of a whole batch."""
     step = _current.get()
@@ -64,6 +81,17 @@ def _moments(original: Reduce, layer: Any, inputs: Any, mask: Any) -> Any:
     elif step is None and kept is not None and not isinstance(inputs, keras.KerasTensor):
         found = moments(inputs, mask, keras_private.normalized_axes(layer), kept, gradient_weight())
     return original(layer, inputs, mask) if found is None else found
+
+
+def _add_loss(original: Reduce, layer: Any, loss: Any) -> None:
+    """Local: as the method of a layer."""
+    step = _current.get()
+    by_keras = sys._getframe(2).f_globals.get("__name__", "").startswith("keras.")
+    if step is not None:
+        step.note_added(layer, loss, by_keras)
+    elif by_keras and not keras_private.ACTIVITY_LOSS_IS_A_SUM:
+        loss = _own_share(loss)
+    original(layer, loss)
 
 
 @functools.cache
@@ -109,16 +137,13 @@ def install() -> None:
             uses.losses.append(found)
         return found
 
-    def add_loss(original: Reduce, layer: Any, loss: Any) -> None:
-        step = _current.get()
-        if step is not None:
-            by_keras = sys._getframe(2).f_globals.get("__name__", "").startswith("keras.")
-            loss = step.activity_loss(loss) if by_keras else step.added_loss(layer, loss)
-        original(layer, loss)
+    def own_losses(original: Reduce, layer: Any) -> Any:
+        step, found = _current.get(), original(layer)
+        return found if step is None else step.added_losses(found)
 
     def regularization(original: Reduce, layer: Any) -> Any:
         step, found = _current.get(), original(layer)
-        return found if step is None else step.regularization(found)
+        return [_own_share(one) for one in found] if step is None else step.regularization(found)
 
     def update_state(original: Reduce, metric: Any, values: Any, sample_weight: Any = None) -> Any:
         step = _current.get()
@@ -130,6 +155,7 @@ def install() -> None:
     patch(keras.metrics.MeanMetricWrapper, "update_state", _update_by_function)
     patch(keras_private.loss, keras_private.REDUCTION, reduce)
     patch(keras.Model, "compute_loss", compute_loss)
-    patch(keras.layers.Layer, "add_loss", add_loss)
+    patch(keras.layers.Layer, "add_loss", _add_loss)
+    patch(keras.layers.Layer, keras_private.OWN_LOSSES, own_losses)
     patch(keras.layers.Layer, keras_private.REGULARIZATION, regularization)
     patch(keras.layers.BatchNormalization, keras_private.MOMENTS, _moments)

@@ -128,6 +128,8 @@ class Step:
         self._samples = tf.cast(current_samples(), tf.float64)
         # Of a batch that every rank computes one rank's samples count, see `Share`.
         self._counts = tf.cast(self._samples > 0, tf.float64)
+        # what layers have added to the losses, by its identity: (loss, name of the layer, whether Keras did it)
+        self._added: dict[int, tuple[Any, str, bool]] = {}
         self._of_all: tuple[Any, tf.Tensor] | None = None
 
     def adds_gradients(self) -> bool:
@@ -220,28 +222,34 @@ class Step:
         grown = self._times(value, self._ranks())
         return grown + tf.stop_gradient(value - grown)
 
-    def added_loss(self, layer: Any, loss: Any) -> Any:
-        """Collective where losses are sums: what a layer of the script's own gives to `add_loss`."""
-        if self._shares.loss_is != "sum" or self.adds_gradients():
-            self._shares.tell_of_assumption(f"what layer {layer.name} gives to add_loss")
-            return loss
-        return keras.tree.map_structure(lambda one: self._times(one, self._ranks()), loss)
+    def note_added(self, layer: Any, loss: Any, by_keras: bool) -> None:
+        """Local: what is given to `add_loss`: by Keras for an activity regularizer, or by the script's own layer."""
+        self._added |= {id(one): (one, layer.name, by_keras) for one in keras.tree.flatten(loss)}
 
-    def activity_loss(self, loss: Any) -> Any:
-        """Collective where Keras adds a sum over rows, as it did: what it adds for an activity regularizer."""
-        if not keras_private.ACTIVITY_LOSS_IS_A_SUM:
+    def added_losses(self, losses: list[Any]) -> list[Any]:
+        """Collective where they are no means over rows: this rank's share of what layers have added in their calls.
+
+        Only where the losses are asked for it is known whether that is Keras, which averages, or the script's own step.
+        """
+        return [self._added_loss(*self._added[id(one)]) if id(one) in self._added else one for one in losses]
+
+    def _added_loss(self, loss: Any, layer: str, by_keras: bool) -> Any:
+        is_mean = by_keras and not keras_private.ACTIVITY_LOSS_IS_A_SUM
+        if self.adds_gradients():
+            return self._times(loss, self._share_of_rows()) if is_mean else loss
+        if not by_keras and self._shares.loss_is != "sum":
+            self._shares.tell_of_assumption(f"what layer {layer} gives to add_loss")
             return loss
-        if self._shares.served:
+        if by_keras and not is_mean and self._shares.served:
             self._shares.tell(OF_SERVERS)
             return loss
-        return self._times(loss, self._ranks())
+        return loss if is_mean else self._times(loss, self._ranks())
 
     def regularization(self, losses: list[Any]) -> list[Any]:
         """Collective where gradients are added up: this rank's share of the losses of weights, which all ranks have."""
         if not (losses and self.adds_gradients()):
             return losses
-        share = tf.math.divide_no_nan(self._samples, self._total())
-        return [self._times(one, share) for one in losses]
+        return [self._times(one, self._share_of_rows()) for one in losses]
 
     def weight(self, metric: Any, values: Any, sample_weight: Any) -> Any:
         """Collective where it needs the samples of all ranks: the weight of what a metric is given.
@@ -262,7 +270,7 @@ class Step:
             counts = self._shares.loss_is == "whole"
         else:
             counts = self._training and not self._shares.served
-        return tf.math.divide_no_nan(self._samples, self._total()) if counts else None
+        return self._share_of_rows() if counts else None
 
     def of_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Local: what a metric computes by; collective when called, where a number comes out: that of all rows then."""
@@ -293,6 +301,10 @@ class Step:
         if self.adds_gradients():
             return tf.math.divide_no_nan(own, total[0])
         return tf.math.divide_no_nan(own * total[1], total[0] * self._samples)
+
+    def _share_of_rows(self) -> tf.Tensor:
+        """Collective, once in a step: what this rank has of the rows of all ranks."""
+        return tf.math.divide_no_nan(self._samples, self._total())
 
     def _ranks(self) -> tf.Tensor:
         """Collective, once in a step: the factor that makes the weighted mean over ranks a sum."""

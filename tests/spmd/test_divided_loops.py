@@ -16,7 +16,7 @@ from mpitrain.errors import DataError
 from mpitrain.scripts.data_comparison import DataComparison
 from mpitrain.scripts.loops import DividedLoops
 from mpitrain.strategies.weighting import keep_added_up, keep_sample_count
-from mpitrain.training.loss_patches import keep_batch_norm_synchronized
+from mpitrain.training.loss_patches import keep_batch_norm_synchronized, keep_share
 from tests.spmd.test_custom_loops import check, loss_of, reference, weights
 from tests.spmd.truth import FEATURES, WORLD, batches, dataset, merged
 
@@ -42,6 +42,7 @@ def divide(monkeypatch: pytest.MonkeyPatch, double_precision: None) -> Iterator[
     keep_sample_count(1.0)
     keep_added_up(False)
     keep_batch_norm_synchronized(None)
+    keep_share(None)
 
 
 def steps_of_one_rank(pairs: list[Any], batch_is_global: bool) -> list[Any]:
@@ -103,6 +104,39 @@ def test_sums_over_the_rows_of_a_batch(divide: Any, normalized: bool) -> None:
     keep_batch_norm_synchronized(None)
     for own, expected in zip(found, trained(pairs, keras.optimizers.SGD(RATE)), strict=True):
         np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.two_ranks
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("batch_is_global", [False, True])
+def test_regularizers_count_once_where_losses_are_sums(divide: Any, batch_is_global: bool, in_graph: bool) -> None:
+    pairs = batches(0, SIZES)  # also a batch that every rank takes whole
+    divide(batch_is_global, loss_is="sum")
+
+    def trained(everyone: Any, optimizer: Any) -> list[Any]:
+        inputs = keras.Input((FEATURES,), dtype="float64")
+        layer = keras.layers.Dense(
+            1, "tanh", kernel_initializer="ones", kernel_regularizer="l2", activity_regularizer="l2", dtype="float64"
+        )
+        model = keras.Model(inputs, layer(inputs))
+
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((model(x)[:, 0] - tf.cast(y, x.dtype)) ** 2) / 8.0 + sum(model.losses)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        step = tf.function(step, reduce_retracing=True) if in_graph else step
+        for x, y in everyone:
+            step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
+        # What is not of `tf.data` every rank takes whole: it counts once.
+        step(tf.convert_to_tensor(pairs[0][0]), tf.convert_to_tensor(pairs[0][1]))
+        return [weight.numpy() for weight in model.weights]
+
+    found = trained(dataset(pairs), mpitrain.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+    keep_share(None)
+    expected = trained(steps_of_one_rank(pairs, batch_is_global), keras.optimizers.SGD(RATE))
+    for own, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-12, atol=1e-14)
 
 
 def test_what_keras_reads_stays_whole(divide: Any) -> None:

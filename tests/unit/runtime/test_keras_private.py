@@ -35,6 +35,7 @@ SIGNATURES: dict[str, tuple[Any, str]] = {
         getattr(keras.layers.BatchNormalization, keras_private.MOMENTS),
         "self inputs mask",
     ),
+    "Layer._get_own_losses": (getattr(keras.layers.Layer, keras_private.OWN_LOSSES), "self"),
     "Layer._get_regularization_losses": (getattr(keras.layers.Layer, keras_private.REGULARIZATION), "self"),
     "Optimizer._clip_gradients": (getattr(keras.optimizers.Optimizer, keras_private.CLIP_GRADIENTS), "self grads"),
     "Model._get_metrics_result_or_logs": (getattr(keras.Model, keras_private.LOGS_OF_EPOCH), "self logs"),
@@ -225,6 +226,7 @@ def test_keras_finds_what_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for owner, name in (
         (keras_private.loss, keras_private.REDUCTION),
         (keras.layers.BatchNormalization, keras_private.MOMENTS),
+        (keras.layers.Layer, keras_private.OWN_LOSSES),
         (keras.layers.Layer, keras_private.REGULARIZATION),
         (keras_private.file_utils, "makedirs"),
     ):
@@ -239,7 +241,8 @@ def test_keras_finds_what_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path:
     keras.layers.BatchNormalization()(X, training=True)
     assert not keras.Sequential().losses
     keras_private.file_utils.makedirs(str(tmp_path / "folder"))
-    assert set(calls) == {keras_private.REDUCTION, keras_private.MOMENTS, keras_private.REGULARIZATION, "makedirs"}
+    of_layers = {keras_private.MOMENTS, keras_private.OWN_LOSSES, keras_private.REGULARIZATION}
+    assert set(calls) == {keras_private.REDUCTION, *of_layers, "makedirs"}
 
 
 def test_variables_and_random_numbers() -> None:

@@ -10,19 +10,23 @@ import tensorflow as tf
 
 from mpitrain.data.portions import Portion
 from mpitrain.errors import DataError
-from mpitrain.scripts.loops import DividedBatches
+from mpitrain.scripts.loops import CountsFor, DividedBatches
 
 
-def read(sizes: list[int], portion: Portion, whole_counts: bool = True) -> tuple[list[list[int]], list[float], float]:
-    """The rows of each batch, how many of them count, and how many after the end."""
+def read(sizes: list[int], portion: Portion, whole: bool = True) -> tuple[list[list[int]], list[Any], Any]:
+    """The rows of each batch, what they count for (rows and share), and what a step after the end counts for."""
     ends = np.cumsum(sizes)
-    rows = tf.Variable(1.0, dtype=tf.float64)
+    counts = CountsFor(whole)
     given = iter([tf.range(end - size, end) for size, end in zip(sizes, ends, strict=True)])
-    batches, counts = [], []
-    for batch in DividedBatches(given, portion, rows, whole_counts):
+    batches, seen = [], []
+
+    def now() -> tuple[float, float]:
+        return float(counts.rows.numpy()), float(counts.share.numpy())
+
+    for batch in DividedBatches(given, portion, counts):
         batches.append([int(row) for row in batch])
-        counts.append(float(rows.numpy()))
-    return batches, counts, float(rows.numpy())
+        seen.append(now())
+    return batches, seen, now()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -35,24 +39,27 @@ def test_each_row_is_taken_once_in_as_many_steps(sizes: list[int], is_global: bo
         taken = [row for batches, _, _ in found for batch in batches for row in batch]
         assert sorted(taken) == list(range(sum(sizes)))
     for batches, counts, after in found:
-        assert counts == [len(batch) for batch in batches]
-        assert after == 1.0
+        assert [rows for rows, _ in counts] == [len(batch) for batch in batches]
+        assert after == (1.0, 1.0)
+    for step in zip(*[counts for _, counts, _ in found], strict=True):
+        own = [share for _, share in step]
+        assert sum(own) == pytest.approx(1.0) or own == [1.0] * ranks, "where all take the same, one counts"
     if is_global:
         assert [len(found[0][0])] == [len(sizes)]
         assert found[0][0][0] == list(range(0, sizes[0], ranks if sizes[0] >= ranks else 1))
 
 
 def test_of_a_batch_that_all_take_the_sum_counts_once() -> None:
-    found = [read([2], Portion(rank, 3, True), whole_counts=rank == 0) for rank in range(3)]
-    assert [(batches, counts) for batches, counts, _ in found] == [
-        ([[0, 1]], [2.0]),
-        ([[0, 1]], [0.0]),
-        ([[0, 1]], [0.0]),
+    found = [read([2], Portion(rank, 3, True), whole=rank == 0) for rank in range(3)]
+    assert found == [
+        ([[0, 1]], [(2.0, 1.0)], (1.0, 1.0)),
+        ([[0, 1]], [(0.0, 1.0)], (0.0, 1.0)),
+        ([[0, 1]], [(0.0, 1.0)], (0.0, 1.0)),
     ]
 
 
 def test_an_iterator_within_a_graph_is_refused() -> None:
-    batches = DividedBatches(iter([tf.range(4)]), Portion(0, 2, True), tf.Variable(1.0, dtype=tf.float64))
+    batches = DividedBatches(iter([tf.range(4)]), Portion(0, 2, True), CountsFor(True))
 
     @tf.function
     def step() -> Any:

@@ -63,9 +63,19 @@ def dense(loss: Any, **options: Any) -> Any:
     layers = [keras.Input((FEATURES,)), outputs]
     if options.pop("batch_norm", False):
         layers.insert(1, keras.layers.BatchNormalization(momentum=0.5))
+    if options.pop("adds", False):
+        layers.append(AddsSum())
     model = options.pop("kind", keras.Sequential)(layers)
     model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=True, **options)
     return model
+
+
+class AddsSum(keras.layers.Layer):
+    """Gives a sum over the rows to `add_loss`."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(tf.reduce_sum(tf.square(inputs)) / 10.0)
+        return inputs
 
 
 class OwnStep(keras.Sequential):
@@ -154,6 +164,19 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] = {
     "asked for": (lambda: dense("mse", kind=AsksKeras), {}, {"loss_is": "sum"}),
     "own sum, and weights": (
         lambda: dense("mse", kind=OwnLossInSequence, kernel_regularizer="l2"),
+        {},
+        {"loss_is": "sum"},
+    ),
+    "own sum, and activities": (
+        lambda: dense("mse", kind=OwnLossInSequence, activity_regularizer="l2"),
+        {},
+        {"loss_is": "sum"},
+    ),
+    "own sum, and sums of a layer": (lambda: dense("mse", kind=OwnLossInSequence, adds=True), {}, {"loss_is": "sum"}),
+    "sums of a layer": (lambda: dense("mse", adds=True), {}, {"loss_is": "sum"}),
+    "asked for, and sums of a layer": (lambda: dense("mse", kind=AsksKeras, adds=True), {}, {"loss_is": "sum"}),
+    "asked for, and activities": (
+        lambda: dense("mse", kind=AsksKeras, activity_regularizer="l2"),
         {},
         {"loss_is": "sum"},
     ),
