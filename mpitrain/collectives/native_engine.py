@@ -106,7 +106,9 @@ class NativeEngine(HostEngine):
     @functools.cached_property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """What it can do; whether XLA can call it is tried out when first asked."""
-        return replace(HostEngine.capabilities, not_in_xla=program.refused(self.library))
+        # A program that fails has given away the memory of the variables, and those that are left go on from these.
+        can_fail = "ranks may be lost while others go on" if self._world.communicator.can_shrink else None
+        return replace(HostEngine.capabilities, not_in_xla=can_fail or program.refused(self.library))
 
     def average(
         self, exchange: HostSide, buckets: Sequence[Bucket], samples: tf.Tensor, body: Callable[[Averaging], None]

@@ -163,25 +163,54 @@ class NativeSession:
     ) -> None:
         self.left_to_python = 0
         self._communicator, self._agreement, self._counted = communicator, agreement, counted
+        self._all_reduce = all_reduce
         known = counted or Counted(np.zeros(4), None, 0, 1)
-        self._seen = np.zeros_like(agreement.headers)
         self._callback = PYTHON(self._called)
-        memory = [agreement.own, agreement.headers, self._seen, agreement.words, known.statistics]
-        memory += [communicator.activity.words, agreement.turn.words, all_reduce.words]
-        self._kept = memory
+        words = (known.statistics, communicator.activity.words, agreement.turn.words)
+        self._kept: list[Buffer] = [
+            agreement.own,
+            agreement.words,
+            *words,
+            all_reduce.words,
+        ]  # looked at by machine code
         self._session: Any = SessionStruct(
-            *communicator.handles(),
-            *(communicator.rank, communicator.size, communicator.crowded, known.look is not None),
-            *(all_reduce.pairs, SMALL_BYTES, communicator.largest_bytes, known.looked_at_bytes),
-            *(known.whole_every, agreement.own.nbytes),
-            *map(address, memory),
-            ctypes.cast(self._callback, ctypes.c_void_p),
+            looks=known.look is not None,
+            survives=communicator.can_shrink,
+            small_bytes=SMALL_BYTES,
+            looked_at_bytes=known.looked_at_bytes,
+            whole_every=known.whole_every,
+            header_bytes=agreement.own.nbytes,
+            mine=address(agreement.own),
+            waiting=address(agreement.words),
+            **dict(zip(("statistics", "activity", "turn"), map(address, words), strict=True)),
+            how=address(all_reduce.words),
+            python=ctypes.cast(self._callback, ctypes.c_void_p),
         )
+        self._connect()
         # By the identity of the plan, which they keep; those of graphs are there for as long as these.
         self._plans: weakref.WeakValueDictionary[int, NativePlan] = weakref.WeakValueDictionary()
         self._latest: dict[int, NativePlan] = {}  # in the order of use: what is exchanged eagerly
         agreement.turn.share_with(library)
         communicator.activity.bucket_of = _bucket_of
+
+    def _connect(self) -> None:
+        """Local: it exchanges with the ranks that the communicator has now."""
+        session, communicator, agreement = self._session, self._communicator, self._agreement
+        self._seen = np.zeros_like(agreement.headers)
+        self._kept += [agreement.headers, self._seen]  # and those before: messages of lost ranks may still arrive there
+        handles = ("comm", "byte", "float32", "float64", "sum", "in_place")
+        for name, handle in zip(handles, communicator.handles(), strict=True):
+            setattr(session, name, handle)
+        session.rank, session.size, session.crowded = communicator.rank, communicator.size, communicator.crowded
+        session.pairs, session.largest_bytes = self._all_reduce.pairs, communicator.largest_bytes
+        session.all, session.seen = address(agreement.headers), address(self._seen)
+        session.scratch[:], session.scratch_bytes[:] = [None] * 3, [0] * 3  # which is left behind as well
+        session.ranks, session.failed = agreement.turn.ranks, 0
+
+    def begin_anew(self) -> None:
+        """Local: ranks were lost, perhaps in the middle of an update."""
+        self._session.pending = self._session.fresh = 0
+        self._session.under_way = None
 
     def of(self, plan: Plan, python: Python) -> NativePlan:
         """Local: the record of a plan; `python` replaces the one that it was given before."""
@@ -283,6 +312,8 @@ class NativeSession:
         self, plan: NativePlan, index: int, gradients: Any, means: Any, samples: float, gathered: bool
     ) -> None:
         self.left_to_python += 1
+        if self._session.ranks != self._agreement.turn.ranks:
+            self._connect()
         specs = [plan.plan.specs[position] for position in plan.plan.buckets[index].members]
         arrays = [_array(gradients[i], spec.size, spec.dtype, spec.shape) for i, spec in enumerate(specs)]
         results = plan.python(index, arrays, samples, gathered)

@@ -40,7 +40,8 @@ def _structure(name: str, **kinds: str) -> type[ctypes.Structure]:
 SessionStruct = _structure(
     "SessionStruct",
     pointer="comm byte float32 float64 sum in_place",
-    int="rank size crowded looks pairs small_bytes largest_bytes looked_at_bytes whole_every header_bytes",
+    int="rank size ranks crowded looks pairs survives",
+    int_1="small_bytes largest_bytes looked_at_bytes whole_every header_bytes",
     pointer_2="mine all seen waiting statistics activity turn how python",
     int_2="pending fresh",
     pointer_3="under_way",

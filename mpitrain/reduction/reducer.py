@@ -87,6 +87,8 @@ class Reducer:
         self._left_behind.append(self._pool)  # messages may still arrive in it
         self._pool = BufferPool()
         self._pending = self._agreed = self._next = None
+        if self.native is not None:
+            self.native.begin_anew()
 
     @property
     def agreed(self) -> Agreed | None:

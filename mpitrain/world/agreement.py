@@ -79,8 +79,10 @@ class Turn:
     contended = Word(1, bool)
     observed = Word(2, bool)  # somebody wants to know of each collective, so that each is Python's
 
+    ranks = Word(3, int)  # counted up with each loss of some
+
     def __init__(self) -> None:
-        self.words = np.zeros(3, np.int64)
+        self.words = np.zeros(4, np.int64)
         self.lock = threading.RLock()  # what is held
         self._native: Any = None
         self._beginning = threading.Lock()
@@ -197,6 +199,7 @@ class Agreement:
         self.headers = np.zeros((size, 3 + REPORTS), np.float64)  # of all ranks, in the latest call
         self._calls = self.headers.view(np.int64)[:, 0]
         self._everyone = np.ones(size, np.bool_)
+        self.turn.ranks += 1
 
     def call(self, what: Call | str, *, samples: float = 1.0, idle_ok: bool = False, gathered: bool = False) -> Agreed:
         """Collective: agree that all ranks call this now.

@@ -29,8 +29,6 @@ def obstacle(communicator: Communicator) -> str | None:
     """Local: why machine code cannot exchange between these ranks, as far as that is known without TensorFlow."""
     if not isinstance(communicator, MpiCommunicator):
         return "no MPI connects these ranks"
-    if communicator.can_shrink:
-        return "ranks may be lost while others go on"
     if communicator.thread_level != "multiple":
         return f"this MPI lets no other thread in (its level is {communicator.thread_level})"
     return loadable(communicator.file)

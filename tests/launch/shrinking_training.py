@@ -4,7 +4,7 @@
 
 A rank dies so many milliseconds after update NUMBER (WHEN is `update`), after the beginning of the NUMBER-th validation
 (`test`), while it writes its NUMBER-th checkpoint or a later one (`checkpoint`), or after its last update (`end`); or
-after update NUMBER it makes a file `reached-RANK`, and waits to be killed (`reach`).
+after update NUMBER it makes a file `reached-RANK`, and waits to be killed (`reach`), or dies at once (`at`).
 
 A sample is one 1 among zeros, and the loss the sum of all outputs: each update adds, to the weights of its samples
 alone, one over their number. So the weights at the end follow from the order of each epoch, and from how many ranks
@@ -35,6 +35,8 @@ from mpitrain.checkpoint.options import CheckpointOptions
 from mpitrain.data.arrays import array_samples
 from mpitrain.data.sharding import EpochOrder
 from mpitrain.data.source import DataSource, Share, assemble
+from mpitrain.strategies.all_reduce import AllReduce
+from mpitrain.strategies.strategy import strategy_of
 from mpitrain.trainer.shrinkable_run import LostRanks
 
 SAMPLES, WIDTH, BATCH, EPOCHS, SEED = 331, 1000, 4, 5, 3
@@ -65,6 +67,8 @@ class Death(keras.callbacks.Callback):
             if len(self.checkpoints) == self.number:
                 self.when = ""
                 self.die()
+        if self.when == "at" and world.activity.updates == self.number:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.when == "reach" and world.activity.updates == self.number:
             Path(directory, f"reached-{number}").touch()
             time.sleep(600)
@@ -140,6 +144,10 @@ if strategy == "ps":
     updates = round(narrow[:, 0].sum())
 else:
     np.testing.assert_allclose(narrow[:, 0], expected(summary.losses), rtol=1e-5)
+    exchanging = strategy_of(world)
+    assert isinstance(exchanging, AllReduce)
+    native = exchanging.reducer.native
+    print(f"buckets of Python: {'all' if native is None else native.left_to_python}", flush=True)
 assert (wide == narrow).all(), "an update was made in part"
 assert {name: len(values) for name, values in summary.history.items()} == {"loss": EPOCHS, "val_loss": EPOCHS}
 assert int(trained.optimizer.iterations.numpy()) == updates

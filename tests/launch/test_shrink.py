@@ -190,6 +190,25 @@ def test_training_makes_each_update_as_a_whole_and_sees_each_sample_once(mpirun:
     assert sorted(map(int, told)) == sorted([first, second, third]), finished.output
 
 
+def test_machine_code_goes_on_with_those_that_are_left(mpirun: Mpirun, tmp_path: Path) -> None:
+    """To the same bits as Python. What it leaves to Python is the beginning, and the first bucket after the loss."""
+    weights, left = [], []
+    for engine in ("native", "python"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        words = [TRAINING, str(folder), "all-reduce", "1:at:12:0"]
+        environment = {**ENVIRONMENT, "MPITRAIN_ENGINE": engine}
+        finished = none_is_left(mpirun.start(3, words, environment, options=FAULT_TOLERANT))
+        assert finished.returncode == 0, finished.output
+        assert [loss[1:] for loss in LOST.findall(finished.stderr)] == [("12", "2")], finished.output
+        weights += re.findall(r"with weights (\w+)$", finished.stdout, re.MULTILINE)
+        left += re.findall(r"^buckets of Python: (\w+)$", finished.stdout, re.MULTILINE)
+    assert len(weights) == 4
+    assert len(set(weights)) == 1
+    assert left[2:] == ["all"] * 2
+    assert all(int(count) < 20 for count in left[:2]), left  # of hundreds
+
+
 def test_workers_of_a_parameter_server_see_each_sample_once(mpirun: Mpirun, tmp_path: Path) -> None:
     choose = random.Random(7)
     first, second, last = choose.sample(range(1, 4), 3)

@@ -108,7 +108,7 @@ static int reduce(struct call *call) {
     const struct bucket *bucket = call->bucket;
     struct session *session = call->session;
     int64_t item = item_bytes(bucket->type), kept = 0;
-    int is_direct = bucket->members == 1 && bucket->types[0] == bucket->type;
+    int is_direct = bucket->members == 1 && bucket->types[0] == bucket->type && !session->survives;
     char *target = is_direct ? call->means[0] : scratch(session, FLAT, bucket->size * item);
     const void *source = target;
     const void *own = call->gradients[0];
@@ -151,13 +151,16 @@ static int reduce(struct call *call) {
 static int is_usual(const struct bucket *bucket) {
     const struct update *update = bucket->update;
     const struct session *session = update->session;
-    if (session->failed || __atomic_load_n(&session->turn[OTHERS_CAME], __ATOMIC_ACQUIRE) || session->turn[OBSERVED])
+    if (session->failed || __atomic_load_n(&session->turn[OTHERS_CAME], __ATOMIC_ACQUIRE) || session->turn[OBSERVED] ||
+        session->ranks != session->turn[RANKS])
+        return 0;
+    /* How it is summed; else ranks measure it together. Messages larger than `largest_bytes` are cut by Python. */
+    int is_known = session->how[CHOSEN] && session->how[SEGMENT_BYTES] <= session->largest_bytes;
+    if (!is_known && !update->is_small)
         return 0;
     if (bucket->index > 0)
         return session->under_way == update && session->next == bucket->index;
-    /* How it is summed; else ranks measure it together. Messages larger than `largest_bytes` are cut by Python. */
-    int is_known = session->how[CHOSEN] && session->how[SEGMENT_BYTES] <= session->largest_bytes;
-    return update->ready && (is_known || update->is_small) && !session->pending && !session->under_way;
+    return update->ready && !session->pending && !session->under_way;
 }
 
 /* Bucket by bucket without Python, where that has nothing to do with it. */

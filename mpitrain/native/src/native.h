@@ -66,7 +66,7 @@ enum { EXCHANGE = 0, GATHERED = 1, NOT_FINITE = 2, CONTENDED = 3, FAILED = 4 };
 enum { POSITION = 0, MOVED = 1, UPDATES = 2, INSIDE = 3 };
 
 /* Indices of `session.turn`: see `world/agreement.py`. */
-enum { TAKEN = 0, OTHERS_CAME = 1, OBSERVED = 2 };
+enum { TAKEN = 0, OTHERS_CAME = 1, OBSERVED = 2, RANKS = 3 };
 
 /* Indices of `session.how`: see `comm/all_reduce.py`. */
 enum { CHOSEN = 0, SEGMENT_BYTES = 1, WINDOW = 2 };
@@ -86,9 +86,11 @@ struct session {
     handle comm, byte, float32, float64, sum;
     void *in_place;
     int64_t rank, size;
+    int64_t ranks; /* of which time: others once some were lost, see `turn` */
     int64_t crowded;    /* ranks share cores */
     int64_t looks;      /* for values that are not finite */
     int64_t pairs;      /* two ranks swap what is small */
+    int64_t survives;   /* the loss of ranks: memory that is not the session's own may be gone before messages are */
     int64_t small_bytes, largest_bytes, looked_at_bytes, whole_every;
     int64_t header_bytes; /* of one rank: the call, samples, request, reports */
     double *mine, *all, *seen; /* own header, all headers, those of the latest update */

@@ -30,7 +30,7 @@ struct job {
     struct session session;
     struct update update;
     double mine[6], all[6 * MOST_RANKS], seen[6 * MOST_RANKS], waiting, statistics[4];
-    int64_t activity[4], turn[3], how[3];
+    int64_t activity[4], turn[4], how[3];
     double samples[MOST_RANKS]; /* of each rank */
     int forwards;
     double bad; /* unless 0, the first value of the first gradient of the last rank */
@@ -302,6 +302,7 @@ static void random_cases(uint64_t seed, int count) {
         job.how[WINDOW] = pick(&state, 4) ? 1 + pick(&state, 5) : 1000000;
         job.session.crowded = pick(&state, 2), job.session.looks = pick(&state, 4) > 0;
         job.session.pairs = me.size == 2 && pick(&state, 2);
+        job.session.survives = pick(&state, 3) == 0;
         job.forwards = (int)pick(&state, 2);
         for (int64_t update = 0; update < 2; update++) {
             int64_t kind = pick(&state, 4);
@@ -440,11 +441,11 @@ static void python_is_asked(struct job *job, int index, int why) {
 /* All that is not usual is left to Python, before anything is sent. */
 static void left_to_python(void) {
     struct job job;
-    int64_t *const words[] = {&job.turn[OTHERS_CAME], &job.turn[OBSERVED], &job.session.pending, &job.how[CHOSEN],
-                              &job.update.ready};
-    for (int which = 0; which < 5; which++) {
+    int64_t *const words[] = {&job.turn[OTHERS_CAME], &job.turn[OBSERVED], &job.turn[RANKS], &job.session.pending,
+                              &job.how[CHOSEN], &job.update.ready};
+    for (int which = 0; which < 6; which++) {
         usual(&job, 64);
-        *words[which] = which < 3;
+        *words[which] = which < 4;
         python_is_asked(&job, 0, EXCHANGE);
         end(&job);
     }
@@ -455,6 +456,12 @@ static void left_to_python(void) {
     python_is_asked(&job, 1, EXCHANGE);
     python_is_asked(&job, 0, EXCHANGE);
     end(&job);
+    for (int which = 0; which < 2; which++) { /* how it is summed is known no more, as Python has begun the update */
+        usual(&job, which ? LARGEST + 16 : 64);
+        job.how[CHOSEN] = which, job.session.under_way = &job.update, job.session.next = 1;
+        python_is_asked(&job, 1, EXCHANGE);
+        end(&job);
+    }
 
     usual(&job, 64); /* ranks that call other things, or numbers of samples that are not added up exactly */
     job.update.signature += me.number == me.size - 1;
