@@ -47,7 +47,7 @@ static void *memory(const struct xla_list *list, int64_t index, int type, int64_
     const struct xla_buffer *buffer = list->types[index] == XLA_BUFFER ? list->items[index] : NULL;
     if (!buffer || buffer->struct_size < SIZE_UP_TO(struct xla_buffer, dimensions) || buffer->type != type)
         return NULL;
-    int64_t found = 1;
+    int64_t found = buffer->rank < 0 ? -1 : 1;
     for (int64_t i = 0; i < buffer->rank; i++)
         if (__builtin_mul_overflow(found, buffer->dimensions[i], &found))
             return NULL;
@@ -115,17 +115,28 @@ static void *try_out(const struct xla_frame *frame) {
     return NULL;
 }
 
+static void *tell_version(const struct xla_extension *extension) {
+    struct xla_metadata *metadata = NULL;
+    if (extension->struct_size >= SIZE_UP_TO(struct xla_metadata_extension, metadata))
+        metadata = ((const struct xla_metadata_extension *)extension)->metadata;
+    if (!metadata || metadata->struct_size < SIZE_UP_TO(struct xla_metadata, version) ||
+        metadata->version.struct_size < SIZE_UP_TO(struct xla_version, minor))
+        return error_of(TF_INVALID_ARGUMENT, "XLA asks otherwise than was expected");
+    metadata->version.major = XLA_MAJOR;
+    metadata->version.minor = xla->version.minor < XLA_MINOR ? xla->version.minor : XLA_MINOR;
+    return NULL;
+}
+
+/* The handler. What has another size than was looked at is neither read nor written. */
 static void *answer(struct xla_frame *frame) {
+    if (frame->struct_size < SIZE_UP_TO(struct xla_frame, attributes))
+        return error_of(TF_INVALID_ARGUMENT, "XLA calls otherwise than was asked for");
     for (struct xla_extension *one = frame->extension; one; one = one->next)
-        if (one->type == XLA_METADATA) {
-            struct xla_version *version = &((struct xla_metadata_extension *)one)->metadata->version;
-            version->major = XLA_MAJOR;
-            version->minor = xla->version.minor < XLA_MINOR ? xla->version.minor : XLA_MINOR;
-            return NULL;
-        }
+        if (one->type == XLA_METADATA)
+            return tell_version(one);
     int64_t bucket = 0, process = 0;
-    if (frame->struct_size < SIZE_UP_TO(struct xla_frame, attributes) || frame->stage != XLA_EXECUTE ||
-        frame->arguments.struct_size != sizeof(struct xla_list) ||
+    if (frame->stage != XLA_EXECUTE || frame->arguments.struct_size != sizeof(struct xla_list) ||
+        frame->results.struct_size != sizeof(struct xla_list) ||
         frame->attributes.struct_size != sizeof(struct xla_attributes) ||
         !attribute(&frame->attributes, "bucket", &bucket) || !attribute(&frame->attributes, "process", &process))
         return error_of(TF_INVALID_ARGUMENT, "XLA calls otherwise than was asked for");
@@ -139,7 +150,8 @@ EXPORTED int mpitrain_setup_xla(const void *(*get_api)(void), const char *name, 
     xla = get_api();
     const char *reason = "its table of functions is another one";
     void *error = NULL;
-    if (xla && xla->struct_size >= SIZE_UP_TO(struct xla_api, register_handler) && xla->version.major == XLA_MAJOR) {
+    if (xla && xla->struct_size >= SIZE_UP_TO(struct xla_api, register_handler) && xla->version.major == XLA_MAJOR &&
+        xla->version.minor >= XLA_OLDEST_MINOR) {
         struct xla_register arguments = {.struct_size = SIZE_UP_TO(struct xla_register, traits),
                                          .name = {name, strlen(name)},
                                          .platform = {"Host", 4},

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { XLA_MAJOR = 0, XLA_MINOR = 2 };                  /* the latest that was looked at */
+enum { XLA_MAJOR = 0, XLA_OLDEST_MINOR = 1, XLA_MINOR = 2 }; /* those that were looked at: TensorFlow 2.18 to 2.21 */
 enum { XLA_METADATA = 1, XLA_BUFFER = 1, XLA_SCALAR = 3, XLA_EXECUTE = 3 };
 enum { XLA_S32 = 4, XLA_S64 = 5, XLA_F16 = 10, XLA_F32 = 11, XLA_F64 = 12, XLA_BF16 = 16 }; /* XLA_FFI_DataType */
 

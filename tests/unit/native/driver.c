@@ -196,9 +196,14 @@ static void close_context(struct context *context) {
     CHECK(!context->handles, "%d tensors were not deleted", context->handles);
 }
 
+static int by_xla; /* and not by TensorFlow */
+
 static void compute(struct job *job, int index) {
     int64_t kernel = (int64_t)(uintptr_t)&job->plan.bucket[index];
-    mpitrain_compute(&kernel, &job->context);
+    if (by_xla)
+        frame_compute(&job->plan.bucket[index], &job->context);
+    else
+        mpitrain_compute(&kernel, &job->context);
     CHECK(!job->turn[TAKEN] && !job->activity[INSIDE], "the turn was not given back");
 }
 
@@ -330,7 +335,7 @@ static void usual(struct job *job, int segment_bytes) {
 /* Each call of MPI, each allocation, each tensor fails once, on one rank. */
 static void failures(void) {
     for (int what = 0; what < 6; what++)
-        for (int64_t at = 1;; at++) {
+        for (int64_t at = 1; !by_xla || what != 3; at++) { /* XLA hands all tensors over */
             struct job job;
             usual(&job, what < 4 ? 64 : 0);
             job.session.crowded = what == 5, job.session.pairs = what == 1 && me.size == 2;
@@ -418,6 +423,20 @@ static void other_tensors(void) {
             changed->rank = 255;
         compute(&job, 1);
         CHECK(job.context.failed == TF_INVALID_ARGUMENT && !me.calls && me.asked < 0, "%d", job.context.failed);
+        end(&job);
+    }
+}
+
+/* Frames of XLA that are not as they should be. */
+static void other_frames(void) {
+    for (int which = 0, is_one = 1; is_one; which++) {
+        struct job job;
+        usual(&job, 64);
+        open_context(&job, 0, 0);
+        is_one = frame_with_fault(&job.plan.bucket[0], &job.context, which);
+        CHECK(!me.calls && me.asked < 0 && !job.turn[TAKEN], "fault %d: something was exchanged", which);
+        CHECK(is_one || which > 40, "only %d faults", which);
+        close_context(&job.context);
         end(&job);
     }
 }
@@ -579,6 +598,14 @@ int main(int count, char **arguments) {
     for (int size = 1; size <= MOST_RANKS; size++)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             run(all[i], size);
+    frames_setup();
+    frame_without_bucket();
+    by_xla = 1;
+    void (*const of_xla[])(void) = {any_case, failures, not_finite, left_to_python, other_frames};
+    for (int size = 1; size <= MOST_RANKS; size++)
+        for (size_t i = 0; i < sizeof of_xla / sizeof *of_xla; i++)
+            run(of_xla[i], size);
+    by_xla = 0;
     run(come_meanwhile, 1);
     run(no_kernel, 1);
     puts("all as it should be");

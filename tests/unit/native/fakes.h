@@ -74,4 +74,10 @@ int called_python(const struct bucket *bucket, int why, int64_t detail, const vo
                   void *const *means, double samples, const void *mean, char *message, int64_t message_bytes);
 void make_tensor(struct tensor *tensor, int type, int64_t size);
 
+/* frames.c */
+void frames_setup(void);
+void frame_compute(const struct bucket *bucket, struct context *context);
+void frame_without_bucket(void);
+int frame_with_fault(const struct bucket *bucket, struct context *context, int which);
+
 #endif
