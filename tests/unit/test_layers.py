@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import statistics
 import subprocess
@@ -62,10 +63,21 @@ def imported(node: ast.AST, path: Path) -> list[str]:
     return [f"{base}.{alias.name}" for alias in node.names]
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """A module, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All of its nodes."""
+    return list(ast.walk(tree_of(path)))
+
+
 def all_imports(path: Path) -> list[tuple[int, str]]:
     """Line and name of every import of a module, those in functions too."""
-    tree = ast.parse(path.read_text())
-    return [(node.lineno, name) for node in ast.walk(tree) for name in imported(node, path)]  # type: ignore[attr-defined]
+    return [(node.lineno, name) for node in nodes_of(path) for name in imported(node, path)]  # type: ignore[attr-defined]
 
 
 def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
@@ -99,7 +111,7 @@ def breach(path: Path, name: str) -> str | None:
 
 def functions(path: Path) -> list[Function]:
     """Every function and method of a module."""
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function)]
+    return [node for node in nodes_of(path) if isinstance(node, Function)]
 
 
 def undocumented(body: list[ast.stmt]) -> Iterator[str]:
@@ -157,7 +169,7 @@ def test_imports_point_down(path: Path) -> None:
 
 @each_module
 def test_light_parts_name_no_tensorflow_at_the_top(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     names = [name for node in at_module_level(tree) for name in imported(node, path)]
     heavy = [name for name in names if name.split(".")[0] in ("tensorflow", "keras")]
     assert part(path) not in LIGHT or heavy == []
@@ -187,7 +199,7 @@ def test_sizes_of_all() -> None:
 
 @each_module
 def test_protocols_are_not_made(path: Path) -> None:
-    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     protocols = [node for node in classes if any(ast.unparse(base) == "Protocol" for base in node.bases)]
     inits = [node.name for node in protocols for made in node.body if getattr(made, "name", "") == "__init__"]
     assert inits == [], "Python 3.10 takes __init__ away from them, and from what derives from them"
@@ -195,7 +207,7 @@ def test_protocols_are_not_made(path: Path) -> None:
 
 @each_module
 def test_docstrings(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     assert ast.get_docstring(tree), f"{path} does not say what it is for"
     assert list(undocumented(tree.body)) == []
 

@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import pytest
 
-from tests.unit.test_layers import MODULES, PACKAGE, Function, all_imports, each_module
+from tests.unit.test_layers import MODULES, PACKAGE, Function, all_imports, each_module, tree_of
 
 DOOR = PACKAGE / "runtime" / "keras_private.py"
 OF_OTHERS = {
@@ -37,7 +37,7 @@ def made_names(tree: ast.AST) -> set[str]:
 @functools.cache
 def known_names() -> tuple[set[str], set[str]]:
     """Private names that are used behind the door, as attributes or in quotes; and all that the package makes."""
-    trees = {path: ast.parse(path.read_text()) for path in MODULES}
+    trees = {path: tree_of(path) for path in MODULES}
     used = [getattr(node, "attr", getattr(node, "value", None)) for node in ast.walk(trees.pop(DOOR))]
     return {name for name in used if is_private(name)}, set().union(*map(made_names, trees.values()))
 
@@ -60,7 +60,7 @@ def around_the_door(tree: ast.AST) -> Iterator[str]:
 def test_those_of_keras_stay_behind_their_door(path: Path) -> None:
     if path != DOOR:
         assert [name for _, name in all_imports(path) if name.startswith("keras.src")] == []
-        assert list(around_the_door(ast.parse(path.read_text()))) == []
+        assert list(around_the_door(tree_of(path))) == []
 
 
 @pytest.mark.parametrize(

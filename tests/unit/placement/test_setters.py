@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.unit.fresh import printed
 
 CODE = """
 import keras
@@ -61,19 +58,6 @@ print(sorted(row for row in rows if row[1] in ("MatMul", "Conv2D", "BiasAdd") or
 """
 
 
-def printed(code: str, one_dnn: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).resolve().parents[3],
-        env=os.environ | ({"TF_ENABLE_ONEDNN_OPTS": one_dnn} if one_dnn else {}),
-        timeout=300,
-    )
-    return done.stdout or done.stderr
-
-
 def test_variables_are_spread() -> None:
     """By bytes: 80 to the first; 8, 12 and then 400 to the second, which held less; 16 to the first."""
     assert printed(CODE) == "01010 01110 2\n"
@@ -82,4 +66,4 @@ def test_variables_are_spread() -> None:
 @pytest.mark.parametrize("one_dnn", ["0", "1"])
 def test_the_log_has_each_operation_by_its_kind(one_dnn: str) -> None:
     named = [("bias", "BiasAdd", "1"), ("picture", "Conv2D", "0"), ("product", "MatMul", "1"), ("run", "MatMul", "0")]
-    assert printed(LOG, one_dnn) == f"{[('MatMul', 'MatMul', '1'), *named]}\n"
+    assert printed(LOG, {"TF_ENABLE_ONEDNN_OPTS": one_dnn}) == f"{[('MatMul', 'MatMul', '1'), *named]}\n"

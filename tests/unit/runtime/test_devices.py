@@ -14,8 +14,8 @@ from mpitrain.errors import DeviceError, TooLateError
 from mpitrain.runtime import gpus
 from mpitrain.runtime.devices import DevicePlan, Memory, Visible, assign, narrowed, parse_memory, visible
 from mpitrain.runtime.topology import Topology, topology
+from tests.unit import fresh
 
-ROOT = Path(__file__).resolve().parents[3]
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 ZE = "ZE_AFFINITY_MASK"
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-0a1b2c3d-0000-0000-0000-000000000000")
@@ -377,15 +377,22 @@ def test_installed() -> None:
     assert not gpus.installed("no-such-package-as-this")
 
 
+START = (
+    "import os, sys\nfrom mpitrain.runtime import gpus, imports\nimports.install()\n"
+    "from mpitrain.runtime.devices import DevicePlan, visible, assign\n"
+)
+
+
+def before_use(code: str) -> str:
+    """What a program prints in a process in which TensorFlow is loaded, but has not been used."""
+    return fresh.printed(START + code).strip()
+
+
 def in_fresh_process(code: str) -> str:
-    """What a fresh interpreter prints last."""
+    """What a fresh interpreter prints."""
     environ = {name: value for name, value in os.environ.items() if name != CUDA}
-    start = (
-        "import os, sys\nfrom mpitrain.runtime import gpus, imports\nimports.install()\n"
-        "from mpitrain.runtime.devices import DevicePlan, visible, assign\n"
-    )
     finished = subprocess.run(
-        [sys.executable, "-c", start + code], check=False, capture_output=True, text=True, cwd=ROOT, env=environ
+        [sys.executable, "-c", START + code], check=False, capture_output=True, text=True, cwd=fresh.ROOT, env=environ
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
@@ -405,7 +412,7 @@ def test_too_late_is_seen(use: str) -> None:
         "import tensorflow as tf, keras\nbefore = gpus.devices_fixed()\n" + use + "\n"
         "print(before, gpus.devices_fixed())"
     )
-    assert in_fresh_process(code) == "False True"
+    assert before_use(code) == "False True"
 
 
 def test_too_late_to_select_or_limit() -> None:
@@ -420,7 +427,7 @@ def test_too_late_to_select_or_limit() -> None:
         "    except TooLateError as error: print('mpitrain.init() before the first use' in str(error))\n"
         "print('CUDA_VISIBLE_DEVICES' in os.environ)"
     )
-    assert in_fresh_process(code).split() == ["True"] * 2 + ["False"]
+    assert before_use(code).split() == ["True"] * 2 + ["False"]
 
 
 def test_late_but_harmless() -> None:
@@ -430,7 +437,7 @@ def test_late_but_harmless() -> None:
         "gpus.select(DevicePlan({'CUDA_VISIBLE_DEVICES': '-1'}, hide=True))\n"
         "print(gpus.limit_memory(DevicePlan({}, hide=True, description='CPU (as asked)')))"
     )
-    assert in_fresh_process(code) == "CPU (as asked)"
+    assert before_use(code) == "CPU (as asked)"
 
 
 def test_tensorflow_cannot_use_the_device() -> None:
@@ -444,7 +451,7 @@ def test_tensorflow_cannot_use_the_device() -> None:
     with_gpu = gpus.detect()
     if with_gpu:
         pytest.skip("this machine has a GPU")
-    told, raised = in_fresh_process(code).splitlines()
+    told, raised = before_use(code).splitlines()
     assert told.startswith("CPU (TensorFlow cannot use GPU 5")
     assert raised.startswith("a GPU was asked for, but TensorFlow cannot use GPU 5")
 

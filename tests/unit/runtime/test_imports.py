@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from mpitrain.runtime import streams
 from mpitrain.runtime.imports import when_used, without_collection, without_first_lines
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.unit.fresh import printed
 
 
 def test_keras_is_whole_and_what_few_use_comes_when_it_is_used() -> None:
@@ -39,8 +35,7 @@ exec("from keras.src.wrappers import *")
 assert SKLearnTransformer is keras.wrappers.SKLearnTransformer
 print("whole")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert done.stdout == "whole\n", done.stderr
+    assert printed(code) == "whole\n"
 
 
 def test_a_module_is_executed_once_and_again_if_it_failed() -> None:

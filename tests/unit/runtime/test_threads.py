@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mpitrain.errors import UsageError
 from mpitrain.runtime.threads import ThreadPlan, available_cores, plan
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.unit.fresh import ROOT, printed
 
 
 def cores(count: int, first: int = 0) -> frozenset[int]:
@@ -106,6 +104,4 @@ def test_tensorflow_heeds_the_environment() -> None:
     )
     for inter in (3, 6):
         chosen = plan([cores(2)], 0, 2, inter, {})
-        environ = {**os.environ, **chosen.environment}
-        finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
-        assert int(finished.stdout) == inter
+        assert int(printed(code, chosen.environment)) == inter
