@@ -80,6 +80,8 @@ BEFORE_TENSORFLOW = (
         r"option --epochs must be the same on all ranks, but is 2 on rank 0 .* 3 on rank 1 .*",
         ("--epochs", "3"),
     ),
+    Case("no script", ("{dir}/absent.py",), r"the script .*/absent\.py cannot be read: .*"),
+    Case("a script that is a directory", ("{dir}/directory.py",), r"the script .*/directory\.py cannot be read: .*"),
     Case("bench", ("bench", "none"), r"argument NAME: invalid choice: 'none' .*"),
 )
 RESUME = ("--model", "mlp", "--checkpoint-dir", "{dir}/checkpoints", "--resume")
@@ -167,7 +169,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text.npz", "text.keras"):
         (path / name).write_text("no such thing")
     (path / "ragged.csv").write_text("a,b,label\n1,2,0\n1,2\n")
-    (path / "empty").mkdir()
+    for name in ("empty", "directory.py"):
+        (path / name).mkdir()
     x, y = np.zeros((30, 4), np.float32), np.arange(30) % 3
     np.savez(path / "good.npz", x=x, y=y)
     np.savez(path / "few.npz", x=x[:10], y=y[:10])
@@ -256,8 +259,13 @@ def test_bad_input(mpirun: Mpirun, cases: tuple[Case, ...], directory: Path, tmp
     assert wrong == []
 
 
-@pytest.mark.mpich
-@pytest.mark.parametrize("arguments", [["--batch-size", "0"], ["--data", "none.npz"]], ids=["option", "data"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--batch-size", "0"], id="option", marks=pytest.mark.mpich),
+        pytest.param(["--data", "none.npz"], id="data"),
+    ],
+)
 def test_exit_code_of_the_job(mpirun: Mpirun, arguments: list[str], tmp_path: Path) -> None:
     finished = mpirun(2, ["-m", "mpitrain", *arguments], cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)})
     assert finished.returncode == 2, finished.output

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Finished, Mpirun
+from tests.launch.test_faults import WARNING, finish
 
 # The MPIs differ in how they end ranks, and how these wait: not in what TensorFlow does with an exception in data.
 mpich = pytest.mark.mpich
@@ -56,6 +57,7 @@ class Fails(keras.callbacks.Callback):
 train(data, [Fails()])
 """,
 }
+OF_KERAS = ("data", "callback")
 
 
 def run(mpirun: Mpirun, directory: Path, code: str, np: int = 2) -> Finished:
@@ -67,7 +69,9 @@ def run(mpirun: Mpirun, directory: Path, code: str, np: int = 2) -> Finished:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("where", [where if where == "data" else pytest.param(where, marks=mpich) for where in RAISES])
+@pytest.mark.parametrize(
+    "where", [where if where in OF_KERAS else pytest.param(where, marks=mpich) for where in RAISES]
+)
 def test_an_exception_ends_the_job(mpirun: Mpirun, tmp_path: Path, where: str) -> None:
     finished = run(mpirun, tmp_path, RAISES[where])
     ended = time.time()
@@ -169,3 +173,20 @@ train(data, [Leaves()])
         r"rank 2 on \S+ called sys\.exit\(0\) while others went on; the job ends with exit code 1", told[0]
     )
     assert "RankFinishedError: ranks 0, 1 (" in finished.stderr, finished.output
+
+
+def test_a_fit_with_the_same_data_an_evaluation_on_one_rank_and_a_nan(mpirun: Mpirun) -> None:
+    program = str(Path(__file__).with_name("fit_program.py"))
+    env = {"PYTHONPATH": str(ROOT), "MPITRAIN_STALL_WARNING": str(WARNING), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    finished, _ = finish(mpirun.start(2, [program], env=env))
+    assert finished.returncode == 1, finished.output
+    assert re.search(r"evaluated for ([6-9]|\d\d)\.\d s", finished.stdout), finished.output
+    assert "stall" not in finished.stderr, finished.output
+    assert finished.stderr.count("warning: ranks 0, 1 had the same first 3 batches") == 1, finished.output
+    assert re.search(
+        r"^mpitrain: ranks 0, 1 on \S+ failed; the job ends\nNonFiniteError: ", finished.stderr, re.MULTILINE
+    )
+    # The 41st sample of the second epoch: 16 updates before, and the eleventh of that one.
+    assert re.search(r"in update 27 \(update by .*: first in \S+ on rank 1 \(\S+\) \(\d+ NaN", finished.stderr), (
+        finished.output
+    )

@@ -139,20 +139,3 @@ def test_ranks_with_other_arguments_do_not_start(mpirun: Mpirun, tmp_path: Path)
     finished = mpirun(2, [str(code)], env={**env, "MPITRAIN_COMPARE_RANKS": "warn"})
     assert (finished.returncode, finished.stdout.count("started")) == (0, 2), finished.output
     assert finished.stderr.count("ranks do not run the same program:") == 1, finished.output
-
-
-def test_a_fit_with_the_same_data_an_evaluation_on_one_rank_and_a_nan(mpirun: Mpirun) -> None:
-    program = str(Path(PROGRAM).with_name("fit_program.py"))
-    env = {"PYTHONPATH": str(REPOSITORY), "MPITRAIN_STALL_WARNING": str(WARNING), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    finished, _ = finish(mpirun.start(2, [program], env=env))
-    assert finished.returncode == 1, finished.output
-    assert re.search(r"evaluated for ([6-9]|\d\d)\.\d s", finished.stdout), finished.output
-    assert "stall" not in finished.stderr, finished.output
-    assert finished.stderr.count("warning: ranks 0, 1 had the same first 3 batches") == 1, finished.output
-    assert re.search(
-        r"^mpitrain: ranks 0, 1 on \S+ failed; the job ends\nNonFiniteError: ", finished.stderr, re.MULTILINE
-    )
-    # The 41st sample of the second epoch: 16 updates before, and the eleventh of that one.
-    assert re.search(r"in update 27 \(update by .*: first in \S+ on rank 1 \(\S+\) \(\d+ NaN", finished.stderr), (
-        finished.output
-    )

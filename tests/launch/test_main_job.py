@@ -108,7 +108,6 @@ def test_examples(mpirun: Mpirun, example: str) -> None:
     assert finished.complaints == []
 
 
-@pytest.mark.mpich
 def test_public_calls_in_a_graph_say_nothing(mpirun: Mpirun) -> None:
     finished = mpirun(2, [str(Path(__file__).parent / "graph_calls_program.py")])
     assert finished.returncode == 0, finished.output

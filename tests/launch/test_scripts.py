@@ -25,10 +25,7 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "every
 # what Keras does, so there these are enough.
 SOME = ["backups", "custom_loop", "functional", "gan"]
 # What is left where data do not divide evenly depends on how they are read.
-DIVIDED = [
-    *("augmentation", "autoencoder", "batch_hooks", "custom_loop", "file_names", "functional", "gan", "generator"),
-    *("kfold", "losses", "multi"),
-]
+DIVIDED = ["augmentation", "autoencoder", "custom_loop", "file_names", "functional", "gan", "generator", "multi"]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(REPOSITORY)}
 Results = dict[str, dict[str, list[float]]]
 
@@ -151,16 +148,6 @@ def test_a_dry_run_ends_before_the_training(mpirun: Mpirun, tmp_path: Path) -> N
         r"^data +fit: arrays are divided by rows; batch size 24 is per rank, 2 times", finished.stdout, re.MULTILINE
     )
     assert re.search(r"^callbacks +EarlyStopping", finished.stdout, re.MULTILINE), finished.output
-
-
-@pytest.mark.parametrize("name", ["absent.py", "."])
-def test_a_script_that_cannot_be_read(mpirun: Mpirun, tmp_path: Path, name: str) -> None:
-    name = name if name.endswith(".py") else f"{tmp_path / 'directory.py'}"
-    if name.endswith("directory.py"):
-        Path(name).mkdir()
-    finished = mpirun(2, ["-m", "mpitrain", "--output", str(tmp_path / "logs"), name], env=QUIET)
-    assert finished.returncode == 2, finished.output
-    assert finished.stderr.count("cannot be read") == 1, finished.output
 
 
 VARIED = """

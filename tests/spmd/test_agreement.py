@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
+pytestmark = [pytest.mark.mpich, pytest.mark.ranks(1, 2, 3, 4)]
 
 
 def test_all_ranks_are_in_one_world() -> None:

@@ -142,7 +142,7 @@ def check_logs(logs: Any, expected: Any) -> None:
 
 
 @pytest.mark.skipif(not FLAT_VALIDATION, reason="names of validations")
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_logs_that_are_not_flat() -> None:
     everyone = [batches(rank, RAGGED[rank % len(RAGGED)]) for rank in RANKS]
     # Without the last rank's: it has no logs of its own to return.
@@ -165,7 +165,7 @@ def test_logs_that_are_not_flat() -> None:
     check_logs(found, reference.evaluate(whole, verbose=0, return_dict=True))
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_logs_of_single_samples_are_refused() -> None:
     class Rows(Composed):
         def test_step(self, data: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_logs_of_single_samples_are_refused() -> None:
     "make",
     [
         pytest.param(lambda: mlp(keras.optimizers.SGD(0.1)), id="plain"),
-        pytest.param(lambda: made(Composed), id="composed", marks=pytest.mark.few_ranks),
+        pytest.param(lambda: made(Composed), id="composed", marks=pytest.mark.ranks(1, 2)),
     ],
 )
 @pytest.mark.parametrize("falls", [-1, 3], ids=["to the end", "stopped when the loss has fallen often enough"])
@@ -230,7 +230,7 @@ def test_what_one_rank_alone_decides_holds_for_all() -> None:
     assert limit.batches == 3
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_metrics_asked_for_within_a_batch() -> None:
     class Asking(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -248,7 +248,7 @@ def test_metrics_asked_for_within_a_batch() -> None:
     np.testing.assert_allclose(asking.found, expected.found, rtol=1e-9)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_not_a_number_on_one_rank_ends_all() -> None:
     pairs = batches(WORLD.rank, [2] * 4)
     if WORLD.rank == WORLD.size - 1:
@@ -261,7 +261,7 @@ def test_not_a_number_on_one_rank_ends_all() -> None:
     assert ends == [0, 1]
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_which_callbacks_look_at_batches(tmp_path: Any) -> None:
     kinds: dict[Any, str] = {
         keras.callbacks.EarlyStopping(): "",

@@ -33,7 +33,7 @@ from mpitrain.world.policy import by_size
 from mpitrain.world.world import World
 from tests.spmd.truth import WORLD
 
-pytestmark = pytest.mark.two_ranks
+pytestmark = pytest.mark.ranks(2)
 SAMPLES, EPOCHS, GRACE_SECONDS = 41, 3, 3600.0
 
 

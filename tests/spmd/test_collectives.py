@@ -16,6 +16,7 @@ from mpitrain.errors import MismatchError
 from tests.contracts.engine import value
 
 WORLD = mpitrain.init()
+pytestmark = [pytest.mark.mpich, pytest.mark.ranks(1, 2, 3, 4)]
 RANKS = range(WORLD.size)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
 graph = functools.partial(tf.function, autograph=False)

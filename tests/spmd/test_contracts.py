@@ -15,7 +15,7 @@ from tests.contracts import communicator, compressor, engine
 
 WORLD = mpitrain.init()
 HERE = [name for name in ENGINES if name != "one_rank"]
-pytestmark = pytest.mark.skipif(WORLD.size == 1, reason="tests/unit has it")
+pytestmark = [pytest.mark.mpich, pytest.mark.ranks(2, 3, 4)]
 
 
 @communicator.each_check

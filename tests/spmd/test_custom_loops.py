@@ -14,7 +14,7 @@ from mpitrain.errors import AgreedError, MismatchError
 from mpitrain.strategies.strategy import Update, strategy_of
 from tests.spmd.truth import WORLD, batches, merged
 
-pytestmark = pytest.mark.usefixtures("double_precision")  # also of learning rates
+pytestmark = [pytest.mark.mpich, pytest.mark.usefixtures("double_precision")]  # also of learning rates
 RANKS = range(WORLD.size)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
 
@@ -49,7 +49,7 @@ def check(variables: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.few_ranks)])
+@pytest.mark.parametrize("nested", [False, pytest.param(True, marks=pytest.mark.ranks(1, 2))])
 def test_tape_with_samples(in_graph: bool, nested: bool) -> None:
     everyone = [batches(rank, [4, 2 + rank, 1]) for rank in RANKS]
     variables = weights(0.5 * WORLD.rank)  # rank 0's count
@@ -92,7 +92,7 @@ def test_optimizer_and_sample_count(in_graph: bool) -> None:
     check(variables, reference(0.1, merged(everyone)))
 
 
-@pytest.mark.parametrize("accumulation", [None, pytest.param(2, marks=pytest.mark.few_ranks)])
+@pytest.mark.parametrize("accumulation", [None, pytest.param(2, marks=pytest.mark.ranks(1, 2))])
 def test_two_optimizers_in_one_step(accumulation: int | None) -> None:
     """As in a GAN: two updates a step, of different variables."""
     pairs = [weights(), weights()]
@@ -172,7 +172,7 @@ def taped(x: Any) -> Any:
     return tape.gradient(loss, x)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("function", [reduced, taped])
 def test_what_xla_cannot_compile_is_refused(function: Any) -> None:
     if WORLD.size == 1 and function is taped:
@@ -185,7 +185,7 @@ def test_what_xla_cannot_compile_is_refused(function: Any) -> None:
 
 
 @several
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_gradients_without_a_mean_are_refused() -> None:
     variables = [tf.Variable([1, 2], name="counts"), tf.Variable([1.0, 2.0], shape=tf.TensorShape(None), name="free")]
     strategy = strategy_of()

@@ -83,7 +83,7 @@ def test_steps_and_metrics_are_those_of_one_rank(divide: Any, batch_is_global: b
     np.testing.assert_allclose(float(mean.result()), seen.mean(), rtol=1e-12)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("normalized", [False, True])
 def test_sums_over_the_rows_of_a_batch(divide: Any, normalized: bool) -> None:
     pairs = batches(0, SIZES[:-1] if normalized else SIZES)  # also a batch that every rank takes whole

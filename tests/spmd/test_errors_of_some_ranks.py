@@ -18,7 +18,7 @@ world = mpitrain.init()
 hvd.init(process_sets="dynamic")
 RANK, SIZE = hvd.rank(), hvd.size()
 LAST = RANK == SIZE - 1
-pytestmark = pytest.mark.skipif(SIZE == 1, reason="there are no others")
+pytestmark = [pytest.mark.mpich, pytest.mark.ranks(2, 3)]
 TOLD = (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError)
 
 
@@ -115,9 +115,7 @@ def averaged(logs: dict[str, float]) -> None:
     hvd_keras.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
 
 
-@pytest.mark.few_ranks
-@pytest.mark.mpich
-@pytest.mark.timeout_seconds(30)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_all_ranks_are_told(name: str) -> None:
     last, others, text = WRONG[name]
@@ -139,8 +137,7 @@ GROUPS: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
-@pytest.mark.two_ranks
-@pytest.mark.timeout_seconds(30)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", GROUPS)
 def test_groups_are_looked_at_before_their_first(name: str) -> None:
     call, items = GROUPS[name]
@@ -151,8 +148,7 @@ def test_groups_are_looked_at_before_their_first(name: str) -> None:
         hvd.allreduce(tf.zeros([5])) if LAST else call([items[0]] * 2)
 
 
-@pytest.mark.two_ranks
-@pytest.mark.timeout_seconds(30)
+@pytest.mark.ranks(2)
 def test_a_variable_without_a_value_is_found_before_any_is_sent() -> None:
     class Empty:
         shape, dtype, name = (), tf.float32, "w"

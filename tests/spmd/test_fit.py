@@ -22,7 +22,7 @@ from tests.spmd.truth import FEATURES, WORLD, batches, check_history, check_same
 RANKS = range(WORLD.size)
 pytestmark = pytest.mark.usefixtures("double_precision")
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
-few_ranks = pytest.mark.few_ranks
+few_ranks = pytest.mark.ranks(1, 2)
 
 
 def train_both(
@@ -52,7 +52,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("sgd", "global_clipnorm") else pytest.param(name, marks=pytest.mark.two_ranks)
+        name if name in ("sgd", "global_clipnorm") else pytest.param(name, marks=pytest.mark.ranks(2))
         for name in OPTIMIZERS
     ],
 )
@@ -76,11 +76,11 @@ def test_ways_to_run_a_step(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "way"),
     [
-        ([[4, 4, 2], [2, 5, 1]], {}),
+        pytest.param([[4, 4, 2], [2, 5, 1]], {}, marks=pytest.mark.mpich),
         pytest.param([[4, 4, 2], [2, 5, 1]], {"jit_compile": True}, marks=few_ranks),
-        ([[3, 3, 3, 3], [3, 3]], {}),
+        pytest.param([[3, 3, 3, 3], [3, 3]], {}, marks=pytest.mark.mpich),
         pytest.param([[3], [2, 4, 1]], {"run_eagerly": True}, marks=few_ranks),
-        pytest.param([[3], [2, 4, 1]], {"jit_compile": True}, marks=pytest.mark.two_ranks),
+        pytest.param([[3], [2, 4, 1]], {"jit_compile": True}, marks=pytest.mark.ranks(2)),
         pytest.param([[3, 3, 2], [2]], {"steps_per_execution": 2}, marks=few_ranks),
     ],
     ids=str,
@@ -89,7 +89,7 @@ def test_other_batch_sizes_and_out_of_data(sizes: list[list[int]], way: dict[str
     train_both(lambda: mlp(OPTIMIZERS["sgd"](), **way), sizes)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_other_dtypes(dtype: str) -> None:
     tolerance = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}[dtype]
@@ -104,7 +104,7 @@ def test_other_dtypes(dtype: str) -> None:
         np.testing.assert_allclose(own.numpy().astype("f8"), expected.numpy().astype("f8"), atol=tolerance)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["dense", "embedding"])
 @pytest.mark.parametrize("sizes", [[[4] * 4], [[4] * 5], [[4, 2, 4, 1], [2, 3, 1, 1]]], ids=str)
 def test_accumulation_exchanges_once_an_update(sizes: list[list[int]], kind: str) -> None:
@@ -141,7 +141,7 @@ def test_accumulation_where_ranks_run_out_of_data(sizes: list[list[int]]) -> Non
     check_same(model, reference)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("before_compile", [False, True])
 def test_mixed_float16_skips_the_same_steps(before_compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # What overflows is no fault: the loss is scaled until it does.
@@ -206,7 +206,7 @@ class OwnStep(Branched):
         return {"own": loss}
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [Branched, OwnStep])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_none_gradients_own_steps_and_frozen_layers(kind: Any, frozen: bool) -> None:
@@ -227,7 +227,7 @@ def test_none_gradients_own_steps_and_frozen_layers(kind: Any, frozen: bool) -> 
     assert mpitrain.all_gather_obj(str(history)) == [str(history)] * WORLD.size
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("jit", [False, True])
 def test_lazily_built_models_start_alike(jit: bool) -> None:
     def maker(seed: int) -> Any:
@@ -362,7 +362,7 @@ def test_a_rank_that_stops_stops_all() -> None:
     mpitrain.verify_replicas(model.variables)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_saved_model_loads_without_mpitrain(tmp_path: Path) -> None:
     model = mlp(keras.optimizers.Adam(0.1))
     fit(model, batches(WORLD.rank, [4]), True)
@@ -379,7 +379,7 @@ def test_saved_model_loads_without_mpitrain(tmp_path: Path) -> None:
         assert float(ran.stdout.split()[2]) == pytest.approx(float(model.get_weights()[0].sum()))
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_a_built_optimizer_keeps_its_state() -> None:
     model = mlp(keras.optimizers.Adam(0.1))
     own = batches(0, [4, 4])
@@ -393,7 +393,7 @@ def test_a_built_optimizer_keeps_its_state() -> None:
     assert int(optimizer.iterations.numpy()) == 2 * before
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_compiling_again() -> None:
     everyone = [batches(rank, [4, 2]) for rank in RANKS]
     model, reference = mlp(keras.optimizers.SGD(0.1)), mlp(keras.optimizers.SGD(0.1))
@@ -404,7 +404,7 @@ def test_compiling_again() -> None:
     check_same(model, reference)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_models_with_equal_names() -> None:
     """Two optimizers whose variables have the same names, updated in turn, with ranks out of data."""
     everyone = [batches(rank, [4, 4][: 1 + (rank == 0)]) for rank in RANKS]
@@ -423,7 +423,7 @@ def test_models_with_equal_names() -> None:
         check_same(clone, reference)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_runs_repeat_to_the_bit() -> None:
     def run() -> list[Any]:
         model = mlp(keras.optimizers.Adam(0.05))

@@ -157,7 +157,7 @@ def model(seed: int = RANK) -> Any:
 
 
 @pytest.mark.parametrize(
-    "module", [hvd, *(pytest.param(other, marks=pytest.mark.two_ranks) for other in (hvd_keras, hvd_tf_keras))]
+    "module", [hvd, *(pytest.param(other, marks=pytest.mark.ranks(2)) for other in (hvd_keras, hvd_tf_keras))]
 )
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_optimizers(module: Any, op: str) -> None:
@@ -232,6 +232,7 @@ def test_callbacks_average_and_set_rates(shared_path: Path) -> None:
     assert hvd_keras.allreduce(float(RANK), average=False) == sum(range(SIZE))
 
 
+@pytest.mark.mpich
 def test_join_takes_part_in_collectives_and_updates() -> None:
     w = keras.Variable(0.0)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))

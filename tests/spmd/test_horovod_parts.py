@@ -28,6 +28,8 @@ def own(rank: int = RANK) -> np.ndarray:
 
 
 @several
+@pytest.mark.mpich
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_process_sets() -> None:
     first, last = hvd.add_process_set([0]), hvd.ProcessSet(range(1, SIZE))
     assert last.size() is None
@@ -71,7 +73,7 @@ def test_process_sets() -> None:
         hvd.allreduce(1.0, process_set=first)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.mpich
 def test_init_with_communicators_and_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     from mpi4py import MPI
@@ -100,6 +102,8 @@ def test_init_with_communicators_and_sets(monkeypatch: pytest.MonkeyPatch) -> No
             hvd.add_process_set([0])
 
 
+@pytest.mark.mpich
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.skipif(SIZE & (SIZE - 1) != 0, reason="Adasum is for powers of two")
 @pytest.mark.parametrize("graph", [False, True])
 def test_adasum(graph: bool) -> None:
@@ -139,7 +143,7 @@ def test_partial_tape_and_optimizer() -> None:
         assert moved == [pytest.approx(value) for value in expected]
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_compression_rounds_to_half_precision_on_the_way() -> None:
     values = [np.float32(0.1) * (rank + 1) for rank in RANKS]
     expected = float(np.sum([np.float16(value) for value in values], dtype=np.float32)) / SIZE
@@ -155,7 +159,7 @@ def test_compression_rounds_to_half_precision_on_the_way() -> None:
     assert float(gradient) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_timeline(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     hvd.start_timeline(str(path), mark_cycles=True)
@@ -204,7 +208,7 @@ def test_elastic_state_goes_back_on_all_ranks() -> None:
     assert HostsUpdatedInterrupt(True).skip_sync
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_graphs_of_tensorflow_1() -> None:
     """Sessions run operations in any order, and only those asked for."""
     mean = np.mean([rank + 1.0 for rank in RANKS])
@@ -233,7 +237,7 @@ def test_graphs_of_tensorflow_1() -> None:
             assert session.run(slope) == pytest.approx(mean if RANK == 0 else 0.0)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_variables_are_broadcast_inside_a_function() -> None:
     variables = [tf.Variable(float(RANK)), keras.Variable(float(RANK))]
 
@@ -247,7 +251,7 @@ def test_variables_are_broadcast_inside_a_function() -> None:
     assert float(values[0]) == 0.0
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_momentum_is_corrected_where_steps_are_compiled() -> None:
     """Goyal et al.: where the rate changes, the velocity gathered at the old rate is scaled with it."""
     net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])

@@ -133,7 +133,7 @@ def test_what_the_docs_say_of_weights() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 def test_words_of_keras_2(shared_path: Path) -> None:
     optimizer = tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5)
     net = network()
@@ -159,7 +159,7 @@ def test_words_of_keras_2(shared_path: Path) -> None:
     assert not hvd_keras.gpu_available()
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(1, 2)
 @pytest.mark.mpich
 def test_a_communicator_for_the_script() -> None:
     comm = hvd.global_process_set.mpi_comm

@@ -105,7 +105,7 @@ def in_loop(call: Callable[[Any], Any], x: Any) -> Any:
 WHERE: dict[str, Callable[..., Any]] = {"plain": lambda call, x: call(x), "branch": in_branch, "loop": in_loop}
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_first_in_a_second_trace(name: str, where: str) -> None:
@@ -121,7 +121,7 @@ def test_first_in_a_second_trace(name: str, where: str) -> None:
         np.testing.assert_allclose(step(x, True), expected)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(2)
 def test_first_in_a_second_trace_among_some_ranks() -> None:
     one = hvd.ProcessSet([RANK])
     sets = [hvd.add_process_set(one if rank == RANK else [rank]) for rank in range(SIZE)] if SIZE > 1 else []
@@ -136,7 +136,7 @@ def test_first_in_a_second_trace_among_some_ranks() -> None:
         hvd.remove_process_set(process_set)
 
 
-@pytest.mark.few_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("wrap", [mpitrain.DistributedOptimizer, hvd.DistributedOptimizer])
 def test_an_optimizer_that_accumulates_is_wrapped_in_a_second_trace(wrap: Callable[[Any], Any]) -> None:
     weight = keras.Variable(0.0)
@@ -154,7 +154,7 @@ def test_an_optimizer_that_accumulates_is_wrapped_in_a_second_trace(wrap: Callab
     assert float(weight.numpy()) == -MEAN
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_join_in_a_second_trace() -> None:
     @tf.function(autograph=False)
     def step(join: bool) -> Any:

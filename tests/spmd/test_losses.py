@@ -18,7 +18,7 @@ from mpitrain.training.step_collectives import StepCollectives
 from tests.spmd.truth import WORLD, check_history, check_same
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-few_ranks, two_ranks = pytest.mark.few_ranks, pytest.mark.two_ranks
+two_ranks = pytest.mark.ranks(2)
 several = pytest.mark.skipif(WORLD.size == 1, reason="there is nobody to differ from")
 FEATURES, STEPS, CLASSES = 4, 3, 5
 SIZES = (7, 4)  # rows of the batches of all ranks
@@ -160,7 +160,7 @@ def outputs_of(names: Sequence[str], reductions: Sequence[Any], weights: bool = 
 
 
 @pytest.mark.parametrize(
-    "reduction", [one if one == "sum" else pytest.param(one, marks=few_ranks) for one in REDUCTIONS]
+    "reduction", [one if one == "sum" else pytest.param(one, marks=two_ranks) for one in REDUCTIONS]
 )
 def test_every_loss_with_every_reduction(reduction: Any) -> None:
     names = [name for name in LOSSES if name != "CTC"]
@@ -168,21 +168,21 @@ def test_every_loss_with_every_reduction(reduction: Any) -> None:
     check_fit(lambda: maker(run_eagerly=True), batches)
 
 
-@few_ranks
+@two_ranks
 @pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
 def test_ctc(reduction: Any) -> None:
     maker, batches = outputs_of(["CTC"], [reduction])
     check_fit(maker, batches, tolerance=1e-6)  # TensorFlow computes it in single precision
 
 
-@few_ranks
+@two_ranks
 @pytest.mark.parametrize("name", ["Dice", "MeanSquaredError", "Circle"])
 def test_one_output_without_reduction(name: str) -> None:
     maker, batches = outputs_of([name], [None], weights=name != "Dice")
     check_fit(lambda: maker(run_eagerly=True), batches)
 
 
-@few_ranks
+@two_ranks
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -223,7 +223,7 @@ def padded(weighted: bool = False, sizes: Sequence[int] = SIZES) -> list[Batch]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["mse", pytest.param("dice", marks=few_ranks)])
+@pytest.mark.parametrize("loss", ["mse", pytest.param("dice", marks=two_ranks)])
 def test_masks_count_what_they_leave(loss: str) -> None:
     check_fit(lambda: masked(loss=loss if loss == "mse" else keras.losses.Dice()), padded())
 
@@ -448,7 +448,7 @@ def test_evaluation_of_one_rank_after_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["context", pytest.param("optimizer", marks=few_ranks), pytest.param("tape", marks=few_ranks)]
+    "way", ["context", pytest.param("optimizer", marks=two_ranks), pytest.param("tape", marks=two_ranks)]
 )
 @pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=two_ranks)])
 def test_gradients_are_added_up(way: str, in_graph: bool) -> None:
@@ -489,7 +489,7 @@ class Counts(keras.layers.Layer):
         return x
 
 
-@few_ranks
+@two_ranks
 def test_what_layers_count_is_told_where_ranks_differ(capfd: pytest.CaptureFixture[str]) -> None:
     model = plain("mse", layers=[Counts(dtype="float64", name="counts")])
     model.fit(Batches(own_rows(rows())), epochs=2, verbose=0, callbacks=[DataParallel()], validation_data=rows()[0])
@@ -521,7 +521,7 @@ def test_batch_normalization_over_all_ranks(kind: str) -> None:
     assert type(model.layers[2]) is keras.layers.BatchNormalization
 
 
-@few_ranks
+@two_ranks
 def test_masked_batch_normalization_over_all_ranks() -> None:
     check_fit(lambda: masked(layer=NORMALIZING["plain"]), padded(), sync_batch_norm=True)
 

@@ -18,6 +18,7 @@ from mpitrain.training.metric_states import observe
 from tests.spmd.truth import WORLD, batches, dataset, merged, mlp
 
 RANKS = range(WORLD.size)
+pytestmark = pytest.mark.ranks(2, 3)
 Data = tuple[Any, Any, Any]
 
 MAKERS: dict[str, Callable[[], Any]] = {

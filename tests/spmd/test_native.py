@@ -31,7 +31,7 @@ from mpitrain.strategies.all_reduce import AllReduce
 WORLD = mpitrain.init()
 pytestmark = [
     pytest.mark.mpich,
-    pytest.mark.skipif(WORLD.size == 1, reason="one rank exchanges nothing"),
+    pytest.mark.ranks(2, 3, 4),
     pytest.mark.skipif(WORLD.size > 1 and isinstance(usable(WORLD), str), reason="no machine code here"),
 ]
 FIRST, UPDATES = 5, 9  # Python makes the first ones

@@ -36,7 +36,7 @@ def why_not() -> str | None:
 REFUSED = why_not()
 pytestmark = [
     pytest.mark.mpich,
-    pytest.mark.two_ranks,
+    pytest.mark.ranks(2),
     pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED)),
 ]
 

@@ -17,6 +17,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.mpich
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize(("servers", "name", "options"), CASES)
 def test_updates_are_those_of_one_process(servers: str, name: str, options: dict[str, Any]) -> None:
     serving = 0 if servers == "colocated" else int(servers)

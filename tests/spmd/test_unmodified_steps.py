@@ -26,7 +26,7 @@ Y = X.sum(axis=1, keepdims=True) + RNG.normal(size=(ROWS, 1))
 W = RNG.uniform(0.5, 2.0, size=ROWS)
 Results = dict[str, Any]
 pytestmark = [
-    pytest.mark.skipif(WORLD.size not in (2, 3), reason="one rank runs a script as it is; more show nothing more"),
+    pytest.mark.ranks(2, 3),  # one rank runs a script as it is
     pytest.mark.usefixtures("double_precision"),
 ]
 
@@ -149,6 +149,8 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     },
 }
 
+SEVERAL = ("arrays", "dataset", "PyDataset", "generator")  # of each way to read one, on three ranks as well
+
 
 def trained(
     make: Callable[[], dict[str, Any]], model: Any = None, accumulate: int | None = None, **compiled: Any
@@ -172,13 +174,16 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SEVERAL else pytest.param(kind, marks=pytest.mark.ranks(2)) for kind in KINDS]
+)
 def test_epochs_are_those_of_one_process(divided: Any, kind: str) -> None:
     expected = trained(KINDS[kind])
     divided()
     same(trained(KINDS[kind]), expected)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["arrays", "dataset of unknown length"])
 def test_several_steps_at_once_are_those_of_one_process(divided: Any, kind: str) -> None:
     expected = trained(KINDS[kind], steps_per_execution=2)
@@ -231,7 +236,7 @@ def with_ratios(size: int, **compiled: Any) -> Results:
 
 
 @pytest.mark.skipif(not FLAT_VALIDATION, reason="names of validations")
-@pytest.mark.parametrize("batch_is_global", [True, pytest.param(False, marks=pytest.mark.two_ranks)])
+@pytest.mark.parametrize("batch_is_global", [True, pytest.param(False, marks=pytest.mark.ranks(2))])
 def test_numbers_made_of_metrics(divided: Any, batch_is_global: bool, capfd: pytest.CaptureFixture[str]) -> None:
     expected = with_ratios(BATCH if batch_is_global else BATCH * WORLD.size)
     divided(batch_is_global)
@@ -240,7 +245,7 @@ def test_numbers_made_of_metrics(divided: Any, batch_is_global: bool, capfd: pyt
 
 
 @pytest.mark.skipif(not FLAT_VALIDATION, reason="names of validations")
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 def test_numbers_made_of_metrics_without_a_graph(divided: Any, capfd: pytest.CaptureFixture[str]) -> None:
     expected = with_ratios(BATCH * WORLD.size, run_eagerly=True)
     divided(batch_is_global=False)
