@@ -106,7 +106,7 @@ def test_sums_over_the_rows_of_a_batch(divide: Any, normalized: bool) -> None:
         np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.two_ranks
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("batch_is_global", [False, True])
 def test_regularizers_count_once_where_losses_are_sums(divide: Any, batch_is_global: bool, in_graph: bool) -> None:

@@ -77,11 +77,11 @@ def test_ways_to_run_a_step(options: dict[str, Any]) -> None:
     ("sizes", "way"),
     [
         pytest.param([[4, 4, 2], [2, 5, 1]], {}, marks=pytest.mark.mpich),
-        pytest.param([[4, 4, 2], [2, 5, 1]], {"jit_compile": True}, marks=few_ranks),
+        pytest.param([[4, 4, 2], [2, 5, 1]], {"jit_compile": True}, marks=pytest.mark.ranks(2)),
         pytest.param([[3, 3, 3, 3], [3, 3]], {}, marks=pytest.mark.mpich),
-        pytest.param([[3], [2, 4, 1]], {"run_eagerly": True}, marks=few_ranks),
+        pytest.param([[3], [2, 4, 1]], {"run_eagerly": True}, marks=pytest.mark.ranks(2)),
         pytest.param([[3], [2, 4, 1]], {"jit_compile": True}, marks=pytest.mark.ranks(2)),
-        pytest.param([[3, 3, 2], [2]], {"steps_per_execution": 2}, marks=few_ranks),
+        pytest.param([[3, 3, 2], [2]], {"steps_per_execution": 2}, marks=pytest.mark.ranks(2)),
     ],
     ids=str,
 )
@@ -270,8 +270,8 @@ def embedding(optimizer: Any, words: int = 6, jit_compile: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("words", "sizes", "way"),
     [
-        pytest.param(6, [[4, 4]], {}, marks=few_ranks),
-        pytest.param(5000, [[4, 4]], {"jit_compile": True}, marks=few_ranks),
+        pytest.param(6, [[4, 4]], {}, marks=pytest.mark.ranks(2)),
+        pytest.param(5000, [[4, 4]], {"jit_compile": True}, marks=pytest.mark.ranks(2)),
         (5000, [[4, 2], [3]], {}),
         (6, [[4, 2], [3]], {}),
     ],
