@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from mpitrain.faults.activity import Activity
 from mpitrain.faults.exit_status import ExitStatus, end_now
 from mpitrain.faults.report import Culprit, Fault
 from mpitrain.faults.watchdog import Watchdog
-from mpitrain.runtime import streams
+from mpitrain.runtime import excepthook, streams
 from mpitrain.runtime.exit_codes import INTERRUPTED, TERMINATED
 from mpitrain.runtime.signals import SignalOwner
 from mpitrain.runtime.topology import Topology
@@ -49,7 +48,7 @@ class Exits(SignalOwner):
 
     def install(self) -> None:
         """Local: take over what Python calls for exceptions that nobody catches, in any thread."""
-        sys.excepthook = self._end
+        excepthook.keep(self._end)
         threading.excepthook = self._end_by_thread
 
     def watch(self, watchdog: Watchdog) -> None:
@@ -169,4 +168,5 @@ class Exits(SignalOwner):
 
     def _forked(self) -> None:
         """Local: a forked child ends by itself, and as it would without mpitrain."""
-        sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
+        excepthook.give_back()
+        threading.excepthook = threading.__excepthook__

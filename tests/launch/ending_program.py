@@ -25,6 +25,7 @@ WAYS = {
     "os._exit 3": "os._exit(3)",
     "thread": "threading.Thread(target=os._exit, args=(3,)).start(); time.sleep(30)",
     "interrupt": "raise KeyboardInterrupt",
+    "hook": "sys.excepthook = lambda *found: print('shown by a hook'); raise ValueError('of this rank')",
     "abort": "os.abort()",
     "kill": "os.kill(os.getpid(), 9)",
     "C": "ctypes.CDLL(None).exit(0)",

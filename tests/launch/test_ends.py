@@ -54,6 +54,7 @@ def killed(mpirun: Mpirun, way: str) -> set[int]:
         ("os._exit", "1", "loop", 1, rf"rank 1 on \S+ ended with exit code 0 \(os\._exit\) {MEANWHILE} 1"),
         ("thread", "0", "loop", 3, r"rank 0 on \S+ ended with exit code 3 \(os\._exit\).* ends with exit code 3"),
         ("interrupt", "1", "loop", 130, r"rank 1 on \S+ failed; the job ends\ninterrupted"),
+        ("hook", "1", "loop", 1, r"rank 1 on \S+ failed; the job ends\n(.*\n)*ValueError: of this rank"),
         ("raise", "all", "end", 3, None),
         ("os._exit", "all", "end", 0, None),
         ("os._exit 3", "0", "atexit", 3, None),
