@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+FINALIZE = "finalize_variable_values"
+
 
 class SplitFitCallbacks(keras.callbacks.CallbackList):
     """Callbacks that see one run, though `fit` is called twice.
@@ -41,10 +43,13 @@ class SplitFitCallbacks(keras.callbacks.CallbackList):
         """Local: within this, `fit` finishes an epoch and not the run: weights are not yet averaged for its end."""
         optimizer = self.model.optimizer
         self.steps_before, self.is_last = steps_before, False
+        patched = vars(optimizer).get(FINALIZE)  # where parameter servers have the weights
         # object.__setattr__: Keras tracks what is assigned to an optimizer; this is none of its state.
-        object.__setattr__(optimizer, "finalize_variable_values", lambda variables: None)
+        object.__setattr__(optimizer, FINALIZE, lambda variables: None)
         try:
             yield
         finally:
-            object.__delattr__(optimizer, "finalize_variable_values")
+            object.__delattr__(optimizer, FINALIZE)
+            if patched is not None:
+                object.__setattr__(optimizer, FINALIZE, patched)
             self.steps_before, self.is_last = 0, True
