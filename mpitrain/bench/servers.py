@@ -114,6 +114,7 @@ def _on_workers(world: World, options: ServerOptions, workers: Sequence[int], wo
         try:
             found = work(member)
         finally:
+            # The next turn parts the job anew.
             client_of(member).stop()
             use(world)
     world.agreement.call("end of a turn with parameter servers")

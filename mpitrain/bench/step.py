@@ -99,6 +99,7 @@ def _without_machine_code(world: World) -> dict[str, Peer]:
 
     def make(name: str, batch_size: int) -> Step:
         step = train_step(workload(name, batch_size, seed=world.rank), DistributedOptimizer(optimizer(), world=world))
+        # What is traced now is exchanged by Python whenever it runs; what is traced later is not.
         strategy.engine = "host"
         step()  # traces
         strategy.engine = None

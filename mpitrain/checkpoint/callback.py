@@ -140,8 +140,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._refuse_unfit()
         steps = self._world.communicator.all_gather_obj(self.params.get("steps"))
         # With several steps a call Keras calls back once for all: at different ones where ranks have different numbers.
-        alike = steps[0] is not None and steps.count(steps[0]) == len(steps)
-        self._requests.begin(self.model.steps_per_execution == 1 or alike)
+        equal_steps = steps[0] is not None and steps.count(steps[0]) == len(steps)
+        self._requests.begin(self.model.steps_per_execution == 1 or equal_steps)
         self._learning_rate = learning_rate_of(self.model.optimizer)
         if self._resumed is not None:
             self._restore(self._resumed)

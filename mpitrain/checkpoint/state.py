@@ -43,7 +43,7 @@ class Item:
 def items_of(model: Any) -> list[Item]:
     """Local: all variables of a model and its optimizer but the metrics, in the same order on all ranks and runs."""
     optimizer, hook = model.optimizer, hook_of(model.optimizer)
-    alike = {id(v) for v in (*model.trainable_variables, *replicated_state(optimizer))}
+    replicated = {id(v) for v in (*model.trainable_variables, *replicated_state(optimizer))}
     inner = hasattr(optimizer, "inner_optimizer")
     accumulated = [] if inner else keras_private.accumulated_gradients(optimizer)
     if hook is not None and hook.accumulation_steps:
@@ -61,7 +61,7 @@ def items_of(model: Any) -> list[Item]:
             if id(variable) not in seen and has_value(variable):
                 seen.add(id(variable))
                 rule: Rule | None = "mean" if keras.backend.is_float_dtype(variable.dtype) else "first"
-                rule = "zero" if kind == ACCUMULATED else None if id(variable) in alike else rule
+                rule = "zero" if kind == ACCUMULATED else None if id(variable) in replicated else rule
                 items.append(Item(f"{kind}/{index}", variable, rule))
     return items
 
@@ -91,8 +91,8 @@ def capture(model: Any, world: World, reusable: Mapping[str, Array] | None = Non
     if not world.is_root:
         return {}
     before = reusable or {}
-    alike = {item.key: _copy(item.variable, before.get(item.key)) for item in items if item.rule is None}
-    return alike | values | others
+    common = {item.key: _copy(item.variable, before.get(item.key)) for item in items if item.rule is None}
+    return common | values | others
 
 
 def labels_of(model: Any) -> dict[str, str]:

@@ -115,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     if refusal:
         raise AgreedError(refusal)
     measured = _in_this_job(world, arguments)
+    # It is measured while it is iterated over, so all ranks do that.
     rows = _print(measured) if world.is_root else tuple(measured)
     setting |= job(world)
     if world.is_root:

@@ -65,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers = world if servers is None else connect(world, servers)
         if workers is None:
             return 0  # a parameter server, whose workers are done
+        # Keras, and functions of the user, print on every rank.
         if not workers.is_root:
             warnings.simplefilter("ignore")
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123

@@ -44,8 +44,12 @@ class Request(Protocol):
 class Communicator(Protocol):
     """A fixed group of ranks that exchange host memory.
 
+    Buffers are of any dtype but objects, and may be empty. Reductions are those of `UFUNCS`, so that a sum of bool is
+    whether any is true. Where ranks are processes that the watchdog looks at, each collective adds one to
+    `activity.position` as it is entered, and has its name in `activity.inside` until it is left.
+
     Attributes:
-        activity: what this rank is doing; collectives note there that they were entered.
+        activity: what this rank is doing.
         tied: communicators that are revoked together with this one when a rank is lost.
     """
 
@@ -68,11 +72,14 @@ class Communicator(Protocol):
         ...
 
     def isend(self, buffer: Buffer, destination: int) -> Request:
-        """Local: start sending `buffer`; messages to one rank arrive in the order sent."""
+        """Local: start sending `buffer`, which must not change until that is done.
+
+        Messages to one rank arrive in the order sent. A rank may send to itself, but where it is the only one.
+        """
         ...
 
     def irecv(self, buffer: Buffer, source: int) -> Request:
-        """Local: start receiving into `buffer`, which has exactly the size sent."""
+        """Local: start receiving into `buffer`, which has exactly the size sent; first asked for is first served."""
         ...
 
     def all_reduce(self, buffer: Buffer, op: Op = "sum") -> None:
@@ -108,7 +115,7 @@ class Communicator(Protocol):
         ...
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        """Collective: a communicator of these ranks, in this order; None on ranks that are not among them."""
+        """Collective of all ranks: a communicator of these, in this order; None on ranks that are not among them."""
         ...
 
     @property
@@ -137,5 +144,5 @@ class Communicator(Protocol):
         ...
 
     def abort(self, code: int) -> None:
-        """Local: end all ranks of the job with exit code `code`."""
+        """Local: end all ranks of the job with exit code `code`; does not return where ranks are processes."""
         ...

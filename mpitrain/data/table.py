@@ -194,6 +194,7 @@ def _label_column(header: Sequence[str], path: Path) -> int:
     if len(found) > 1:
         names = " and ".join(header[column] for column in found)
         raise DataError(f"{path} has the columns {names}, of which each may be the label: rename or remove one")
+    # The last that has a name: where lines end with a separator there is one more, which is empty.
     return found[0] if found else max(column for column, name in enumerate(header) if name or not column)
 
 

@@ -42,6 +42,7 @@ class Reach:
     def tcp_bits_per_second(self, source: str, target: str) -> float | None:
         """Local: what TCP gets from one host to another, on a way that was found open; None if that fails."""
         ways = (one for one in self._attempts if (one.source, one.target) == (source, target))
+        # sshd would end a stream that is none of its protocol.
         way = next((one for one in ways if one.result == "ok" and one.port != network.SSH_PORT), None)
         if way is None:
             return None
@@ -72,4 +73,5 @@ class Reach:
         return [replace(attempt, result=result) for attempt, result in zip(mine, answer["results"], strict=True)]
 
     def _token(self, attempt: Attempt) -> str:
+        # sshd speaks first, and knows nothing of tokens.
         return "" if attempt.port == network.SSH_PORT else self._tokens[attempt.target]

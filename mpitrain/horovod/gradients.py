@@ -154,6 +154,7 @@ class GradientExchange(Exchange):
     def _in_buckets(self, gradients: list[Any], variables: list[Any], update: Update) -> list[Any]:
         options = self.options
         sent, contexts = self._outgoing(gradients)
+        # What comes back is a mean: times the number of ranks it is their sum.
         factor = options.predivide if options.op == Average else float(self.world.size)
         means = [scaled(gradient, factor) for gradient in strategy_of(self.world).update(sent, variables, update)]
         return [

@@ -118,6 +118,7 @@ class LegacyOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
             return done
         count = _variable("passes", tf.zeros([], tf.int64))
         starts = [_variable(f"start_{index}", tf.zeros(v.shape, v.dtype)) for index, v in enumerate(variables)]
+        # Where variables were before the first of these steps; later ones leave that as it is.
         keep = [
             start.assign(tf.where(tf.equal(count % self._passes, 0), variable, start))
             for start, variable in zip(starts, variables, strict=True)
@@ -182,6 +183,7 @@ class BroadcastGlobalVariablesHook(v1.train.SessionRunHook):  # type: ignore[nam
 
     def begin(self) -> None:
         """Local: the operation, if this graph has it not yet."""
+        # One hook may be given to several sessions, each with a graph of its own.
         if self.bcast_op is None or self.bcast_op.graph is not v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 

@@ -137,6 +137,7 @@ def _reducible(tensor: Any, how: _Reduction, process_set: ProcessSet) -> Any:
 def _allreduced(tensor: Any, how: _Reduction, process_set: ProcessSet) -> Any:
     """Collective: the reduction of a tensor that can be reduced."""
     if isinstance(tensor, tf.IndexedSlices):
+        # Rows that several ranks have stand there several times; they are added up where they are applied.
         values = allgather(tensor.values, process_set=process_set)
         indices = allgather(tensor.indices, process_set=process_set)
         values = values / tf.cast(how.world.size, values.dtype) if how.op == Average else values
@@ -171,6 +172,7 @@ def grouped_allreduce(
         _Reduction(world, op, prescale_factor, postscale_factor, compression, _numbered(name, index))
         for index in range(len(tensors))
     ]
+    # Before the first is exchanged: a rank that raised between two of them would leave the others waiting.
     found = [_reducible(tensor, how, process_set) for tensor, how in zip(tensors, ways, strict=True)]
     return [_allreduced(tensor, how, process_set) for tensor, how in zip(found, ways, strict=True)]
 

@@ -67,8 +67,8 @@ def distribute(
     kept = LocalVariables() if exchange is None else exchange.local
     kept.add_layers(local_layers)
     if exchange is not None:
-        alike = local_layers is None and options.process_set.process_set_id == 0
-        distributed.DistributedOptimizer(optimizer, exchange=exchange, synchronize_first=alike)
+        same_start = local_layers is None and options.process_set.process_set_id == 0
+        distributed.DistributedOptimizer(optimizer, exchange=exchange, synchronize_first=same_start)
     # `object.__setattr__`: Keras tracks what is assigned to an optimizer.
     object.__setattr__(optimizer, "register_local_var", kept.add)
     return optimizer

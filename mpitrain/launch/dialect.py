@@ -53,11 +53,6 @@ class Mpi:
         """Whether jobs are started by PRRTE, which is configured in its own way: Open MPI from version 5 on."""
         return self.is_open_mpi and (self.version or (5,)) >= (5,)
 
-    @property
-    def is_hydra(self) -> bool:
-        """Whether jobs are started by Hydra: MPICH and its kin."""
-        return not self.is_open_mpi
-
 
 def recognise(text: str) -> Mpi | None:
     """The MPI that speaks so.

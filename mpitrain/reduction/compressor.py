@@ -18,7 +18,7 @@ class Compressor(Protocol):
     """Takes the mean of one bucket's gradients over the ranks, exactly or nearly, with less that travels.
 
     Two pure functions: what is to be remembered, for each bucket, stands in their arguments and results. To add a
-    compressor, write a class with these methods in a file of its own and name it in `registry.COMPRESSORS`;
+    compressor, write a class with these methods in a file of its own and name it in `COMPRESSORS`;
     `tests/contracts/compressor.py` then runs with it. Trainings use none but `none` so far. For another there are
     missing: an option in `strategies/options.py`; the compressor's name in `UpdateCall`, so that ranks agree on it; in
     `AllReduce.update` its name for `mean_gradients`, and variables in `update.state` for what it remembers, which
@@ -66,3 +66,6 @@ class NoCompression(Compressor):
 
     def exchange(self, x: Tensors, state: State, averaging: Averaging) -> tuple[Tensors, Tensors, State]:
         return averaging.mean(x), x, state
+
+
+COMPRESSORS: dict[str, Compressor] = {"none": NoCompression()}  # by name

@@ -10,9 +10,8 @@ import tensorflow as tf
 from mpitrain.collectives.engine import Averaging, CollectiveEngine
 from mpitrain.errors import AgreedError
 from mpitrain.reduction.buckets import ITEM_BYTES, BucketPlan, TensorSpec, alone_bytes_for, plan_buckets
-from mpitrain.reduction.compressor import State
+from mpitrain.reduction.compressor import COMPRESSORS, State
 from mpitrain.reduction.reducer import Reducer
-from mpitrain.reduction.registry import COMPRESSORS
 
 Gradient: TypeAlias = Any  # tf.Tensor or tf.IndexedSlices
 

@@ -105,9 +105,16 @@ class Exchange(Protocol):
 class Strategy(Exchange, Policy):
     """What the ranks of a `World` exchange, and when. A World has one, made when it starts; loads no TensorFlow then.
 
-    Derive from it. `update` is all that has to be written; what else has a body is right where ranks make each update
-    together and have the same variables after it. `local.Local` is the smallest, `all_reduce.AllReduce` the usual one.
-    Where to begin, for example:
+    Derive from it. `local.Local` is the smallest, `all_reduce.AllReduce` the usual one: a strategy that changes what is
+    exchanged derives from that, and calls its `update`. One that exchanges by itself writes `update`, where it
+
+    - calls `update.synchronize`, so that ranks begin with the variables of rank 0;
+    - weighs gradients by `weighting.current_samples`, and leaves None where it is;
+    - counts in `statistics.updates`, `statistics.samples_global` and `world.activity.updates`, when the update runs;
+
+    and, where all ranks make each update together, `agreed` and `join`: what their header said, and how a rank that has
+    run out of data makes the updates of the others with nothing (`joining`, with which each kind of update is
+    registered). What else has a body is right for such ranks. Where to begin, for example:
 
     - parameters averaged every H steps: `update` calls `update.apply` at once and counts in `update.state`; every H
       steps it hands the variables to an `AllReduce` of its own; `in_step` and `lockstep` are False,

@@ -80,6 +80,7 @@ def _split(train_step: TrainStep, hook: Hook) -> tuple[TrainStep, Any]:
     """Local: a training step of two compiled parts with the exchange between them, and the update that it makes."""
     variables: list[Any] = []
 
+    # The last batch of an epoch may have fewer rows: no program of its own for each number.
     @tf.function(jit_compile=True, reduce_retracing=True)
     def forward_backward(data: Any) -> tuple[Any, list[Any]]:
         hook.captured = []

@@ -45,6 +45,7 @@ class LatestStep:
         counted = count_rows(data)
         rows = counted if isinstance(counted, int) else None
         shapes = [tf.TensorShape(leaf.shape) for leaf in keras.tree.flatten(logs) if hasattr(leaf, "shape")]
+        # A length that is not known in a graph may be that of the batch.
         self.has_rows = any(shape.rank is None or (shape.rank and shape[0] in (None, rows)) for shape in shapes)
 
     def begin_test(self) -> None:

@@ -103,10 +103,10 @@ def _one(name: str, values: Sequence[Any], world: World) -> Any:
     first = values[0]
     if isinstance(first, dict):
         return {inner: _one(f"{name}/{inner}", [value[inner] for value in values], world) for inner in first}
-    alike = all(value.shape == first.shape for value in values)
-    if alike and all(_close(value, first) for value in values):
+    same_shape = all(value.shape == first.shape for value in values)
+    if same_shape and all(_close(value, first) for value in values):
         return first
-    if alike and all(value.dtype.kind in "fiub" for value in values):
+    if same_shape and all(value.dtype.kind in "fiub" for value in values):
         _warn(f"{name!r}: shown is the mean of the ranks' results", world)
         return np.mean(values, axis=0)
     _warn(f"{name!r}: shown is that of one rank", world)

@@ -12,8 +12,8 @@ import tensorflow as tf
 from mpitrain.collectives.engine import Averaging, CollectiveEngine
 from mpitrain.comm.communicator import Buffer
 from mpitrain.reduction.buckets import TensorSpec, plan_buckets
+from mpitrain.reduction.compressor import COMPRESSORS
 from mpitrain.reduction.reducer import Reducer
-from mpitrain.reduction.registry import COMPRESSORS
 from mpitrain.world.world import World
 
 SPECS = [

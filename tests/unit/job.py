@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from mpitrain.comm import simulated
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.world.world import World, world_of
+from tests import simulated
 
 Result = TypeVar("Result")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import io
 import statistics
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +43,19 @@ MAX_FUNCTION_LINES = 80
 MEDIAN_MODULE_LINES = 120
 USUAL_FUNCTION_LINES = 30  # of 95 in 100 functions
 LARGEST_SHARE = 0.12  # of one folder in the package; of horovod's names there are many
+COMMENTS = (5.5, 10)  # in 100 lines of code; about 6 are wanted
+TESTS = 0.8  # lines of tests for one of the package
+# What no unit test imports, and none is named after: entry points that start processes or stand under Horovod's names,
+# and the way out of a process.
+WITHOUT_UNIT_TEST = {
+    *("__init__.py", "__main__.py", "callbacks.py", "cluster/client_main.py", "bench/eager.py"),
+    *("faults/exits.py", "faults/job_end.py", "runtime/exit_codes.py", "cluster/options.py", "strategies/options.py"),
+    *("collectives/bucket.py", "collectives/native_engine.py", "collectives/native_session.py", "native/operation.py"),
+    *("collectives/one_rank.py", "reduction/statistics.py"),
+    *(f"horovod/common/{name}.py" for name in ("elastic", "process_sets")),
+    *(f"horovod/keras/{name}.py" for name in ("callbacks", "elastic")),
+    *(f"horovod/tensorflow/{name}.py" for name in ("elastic", "mpi_ops", "keras/callbacks", "keras/elastic")),
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -126,6 +141,22 @@ def undocumented(body: list[ast.stmt]) -> Iterator[str]:
             yield from undocumented(node.body)
 
 
+def code_and_comments(path: Path) -> tuple[int, int]:
+    """Lines of code, without blank ones, docstrings and those that are comments alone; and lines with a comment."""
+    source = path.read_text()
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    firsts = [node.body[0] for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.body]
+    texts = [one for one in firsts if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
+    left_out = {number for one in texts for number in range(one.lineno, (one.end_lineno or 0) + 1)}
+    comments = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:")):
+            comments.add(token.start[0])
+            left_out |= {token.start[0]} if token.line.lstrip().startswith("#") else set()
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.strip()) and number not in left_out for number, line in lines), len(comments)
+
+
 def run(code: str) -> str:
     """What a fresh interpreter prints."""
     finished = subprocess.run(
@@ -195,6 +226,27 @@ def test_sizes_of_all() -> None:
     total = sum(map(lines_of, MODULES))
     shares = {name: sum(lines_of(path) for path in MODULES if part(path) == name) / total for name in DEPTH}
     assert [name for name, share in shares.items() if share > LARGEST_SHARE and name != "horovod"] == []
+
+
+def test_comments_and_tests_keep_up_with_the_code() -> None:
+    code, comments = map(sum, zip(*map(code_and_comments, MODULES), strict=True))
+    assert COMMENTS[0] <= 100 * comments / code <= COMMENTS[1]
+    tests = sum(map(lines_of, Path(__file__).parents[1].rglob("*.py")))
+    assert tests >= TESTS * sum(map(lines_of, MODULES))
+
+
+def test_every_module_is_known_to_a_unit_test() -> None:
+    tests = list(Path(__file__).parent.rglob("*.py"))
+    known = {name for path in tests for _, name in all_imports(path)}
+    known |= {name.rpartition(".")[0] for name in known}
+    named = {path.relative_to(Path(__file__).parent) for path in tests}
+    unknown = []
+    for path in MODULES:
+        place = path.relative_to(PACKAGE)
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        if module not in known and place.with_name(f"test_{place.name}") not in named and place.name != "__init__.py":
+            unknown.append(str(place))
+    assert set(unknown) <= WITHOUT_UNIT_TEST, "a mistake in it would be found by mpirun alone"
 
 
 @each_module

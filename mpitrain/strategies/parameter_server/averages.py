@@ -31,14 +31,14 @@ def mean(arrays: Sequence[Buffer], samples: Sequence[float], dtype: str) -> Buff
     arrays, samples = [arrays[place] for place in counted], [samples[place] for place in counted]
     if len(arrays) == 1:
         return arrays[0].astype(dtype, copy=False)
-    alike = len(set(samples)) == 1
+    equal_shares = len(set(samples)) == 1
     factors = weights(samples)
     total = arrays[0].astype(dtype, copy=False)
-    if not alike:
+    if not equal_shares:
         total *= total.dtype.type(factors[0])
     for array, factor in zip(arrays[1:], factors[1:], strict=True):
-        total += array if alike else array.astype(dtype, copy=False) * total.dtype.type(factor)
-    if alike:
+        total += array if equal_shares else array.astype(dtype, copy=False) * total.dtype.type(factor)
+    if equal_shares:
         total *= total.dtype.type(1.0 / len(arrays))
     return total
 

@@ -91,6 +91,7 @@ class Client:
             CollectiveError: it is not what the first worker has.
         """
         self._generations += 1
+        # The first worker speaks for all; by the digest the servers see that the others would say the same.
         setup = dict(session.setup) if self.channel.worker == 0 else {"digest": session.setup["digest"]}
         text = as_text({**setup, "iterations": iterations, "has_state": iterations > 0})
         head = Message(Kind.BEGIN, session.number, version=self._generations, count=len(text))
@@ -234,6 +235,7 @@ class Client:
             target = session.layout.plan.buckets[bucket]
             rows: list[tuple[Buffer, Buffer]] = []
             for number in session.layout.of_bucket(bucket):
+                # Behind rows nothing could be expected before: see `_comes_after_rows`.
                 coming = session.coming.pop(number, None) or self._expect(session, number)
                 rows += self._take(session, number, coming)
             if bucket == len(session.layout.plan.buckets) - 1:

@@ -163,6 +163,7 @@ class ServerLoop:
         content = np.empty(message.count, np.uint8)
         yield from self._receive(worker, content)
         number = message.session
+        # The first worker alone brings values: the others get them once they are here.
         if worker > 0:
             self._begins.append((worker, message, from_text(content)["digest"]))
             self._look_at_begins()

@@ -105,6 +105,7 @@ class Session:
             sums = np.zeros(len(self.specs))
             for part, content in means.items():
                 sums += squares(self.layout.parts[part], content, len(self.specs))
+            # A norm is that of all parts, on whatever servers, which come here in the same step.
             factors = clip_factors(self._add_up(sums, self._servers), clipnorm, global_clipnorm)
         for part, content in means.items():
             self._apply(part, content, learning_rate, 1.0, factors)

@@ -15,9 +15,9 @@ from mpitrain.checkpoint.files import ARRAYS, Snapshot
 from mpitrain.checkpoint.options import CheckpointOptions, Dealt, Position
 from mpitrain.checkpoint.resume import Resumption, position_among, resumption
 from mpitrain.checkpoint.store import Store
-from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime.marks import Reporter
+from tests import simulated
 
 HERE = Path("checkpoints")
 

@@ -10,12 +10,12 @@ import pytest
 
 from mpitrain.cluster import Cluster, Task, cluster_spec, session_config, tf_config
 from mpitrain.cluster.network import reserve
-from mpitrain.comm import simulated
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.world.world import World, world_of
+from tests import simulated
 
 
 def on_ranks(hosts: Sequence[str], action: Callable[[World], Cluster | str]) -> list[Cluster | str]:

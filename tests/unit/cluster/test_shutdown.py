@@ -18,8 +18,8 @@ from mpitrain.cluster.jobs import Cluster, Task
 from mpitrain.cluster.record import DEAD_SECONDS, VARIABLE, Record, find
 from mpitrain.cluster.shutdown import GOING, ClientProcess, check_client, wait
 from mpitrain.comm.local import LocalCommunicator
-from mpitrain.comm.simulated import run
 from mpitrain.errors import UsageError
+from tests.simulated import run
 
 CLUSTER = Cluster({"ps": ("h:1",), "worker": ("h:2", "h:3")}, Task("ps", 0))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.comm import adasum, simulated
+from mpitrain.comm import adasum
+from tests import simulated
 
 
 def own(rank: int, elements: int, dtype: str) -> np.ndarray:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.all_reduce import CANDIDATES, SMALL_BYTES, VARIABLE, AllReduce, describe, parse
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import UsageError
+from tests import simulated
 
 
 @pytest.mark.parametrize("setting", CANDIDATES)

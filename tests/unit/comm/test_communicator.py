@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.communicator import Communicator
 from mpitrain.comm.local import LocalCommunicator
+from tests import simulated
 from tests.contracts.communicator import each_check
 
 Check = Callable[[Communicator], None]
@@ -17,6 +18,13 @@ Check = Callable[[Communicator], None]
 @each_check
 def test_local(check: Check) -> None:
     check(LocalCommunicator())
+
+
+def test_one_rank_has_nobody_to_send_to() -> None:
+    communicator = LocalCommunicator()
+    for start in (communicator.isend, communicator.irecv):
+        with pytest.raises(ValueError, match="one rank"):
+            start(np.zeros(1), 0)
 
 
 @each_check

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.ring import Ring, RingSetting
+from tests import simulated
 
 SIZES = (1, 2, 3, 4, 7)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm.simulated import run as run_ranks
 from mpitrain.doctor import probe
 from mpitrain.doctor.trial import BEGUN, MARK, STARTED, Pair, Trial, check, check_link, link_rate, read, run, slowest
+from tests.simulated import run as run_ranks
 from tests.unit.doctor.hosts import host, interface
 
 NAMES = ("node0", "node1")

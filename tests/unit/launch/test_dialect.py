@@ -48,7 +48,6 @@ def test_families() -> None:
     assert Mpi(OPEN_MPI).has_prrte
     assert not Mpi(OPEN_MPI, (4, 1)).has_prrte
     assert not Mpi(MPICH, (5, 0, 2)).has_prrte
-    assert [mpi.is_hydra for mpi in (Mpi(OPEN_MPI), Mpi(MPICH), Mpi(INTEL_MPI))] == [False, True, True]
     assert [str(mpi) for mpi in (Mpi(OPEN_MPI, (5, 0, 11)), Mpi(MPICH))] == ["Open MPI 5.0.11", "MPICH"]
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.all_reduce import AllReduce
-from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.errors import NonFiniteError
 from mpitrain.reduction import finite
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.reducer import Reducer
 from mpitrain.runtime import streams
 from mpitrain.world.agreement import Agreement
+from tests import simulated
+from tests.simulated import SimulatedCommunicator
 
 SPECS = [TensorSpec("a/kernel", (5, 3), "float32"), TensorSpec("a/bias", (3,), "float32")]
 LARGE = [TensorSpec("b/kernel", (1000, 400), "float32")]

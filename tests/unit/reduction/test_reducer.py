@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.reduction.buckets import BucketPlan, TensorSpec, plan_buckets
 from mpitrain.reduction.reducer import Reducer, weights_of, zeros
 from mpitrain.reduction.sparse import exchange_rows, merge_rows
 from mpitrain.world.agreement import Agreed, Agreement
+from tests import simulated
 
 SIZES = (1, 2, 3, 4, 7)
 Communicator = simulated.SimulatedCommunicator

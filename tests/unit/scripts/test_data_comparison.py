@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpitrain.comm import simulated
-from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.errors import AgreedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.scripts.data_comparison import DataComparison, summary
 from mpitrain.world.world import world_of
+from tests import simulated
+from tests.simulated import SimulatedCommunicator
 
 RNG = np.random.default_rng(5)
 PICTURES = RNG.normal(size=(3000, 8, 8)).astype(np.float32)

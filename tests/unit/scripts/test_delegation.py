@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mpitrain.comm import simulated
-from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
 from mpitrain.runtime.topology import topology
 from mpitrain.scripts.delegation import delegate, is_delegate
 from mpitrain.scripts.file_names import Names
 from mpitrain.world.world import World, world_of
+from tests import simulated
+from tests.simulated import SimulatedCommunicator
 
 
 def on_ranks(size: int, action: Callable[[World], Any], per_host: int = 2) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,24 +12,14 @@ from mpitrain.collectives import host
 from mpitrain.collectives.host import Reduction
 from mpitrain.errors import CollectiveError
 from mpitrain.strategies.joining import Joining, Part
-from mpitrain.world.calls import Call
+from mpitrain.world.calls import Call, Meeting
 from mpitrain.world.world import World
 from tests.unit.job import run
 
 
-@dataclass(frozen=True)
-class Updating(Call):
-    """An update of a test."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
 def update(world: World, name: str) -> None:
     """Collective: an update of the others, of three samples each."""
-    world.agreement.call(Updating(name), samples=3.0, idle_ok=True)
+    world.agreement.call(Meeting(name), samples=3.0, idle_ok=True)
 
 
 def test_it_makes_their_updates_until_all_have_joined() -> None:
@@ -39,9 +28,9 @@ def test_it_makes_their_updates_until_all_have_joined() -> None:
         made: list[str] = []
         joining = Joining(world, lambda agreed: begun.append(float(agreed.samples.sum())))
         part = Part(lambda: made.append("a"), lambda: 0.5)
-        joining.register(Updating("a"), part, Part(lambda: made.append("never")))
-        assert joining.knows(Updating("a"))
-        assert not joining.knows(Updating("b"))
+        joining.register(Meeting("a"), part, Part(lambda: made.append("never")))
+        assert joining.knows(Meeting("a"))
+        assert not joining.knows(Meeting("b"))
         if world.rank:
             for _ in range(2):
                 update(world, "a")
@@ -55,10 +44,10 @@ def test_parts_are_not_kept_and_those_of_the_end_are() -> None:
         made: list[str] = []
         joining = Joining(world)
         part = Part(lambda: made.append("part"))
-        joining.register(Updating("a"), part, Part(lambda: made.append("at the end")))
+        joining.register(Meeting("a"), part, Part(lambda: made.append("at the end")))
         del part
         gc.collect()
-        assert not joining.knows(Updating("a"))
+        assert not joining.knows(Meeting("a"))
         if world.rank:
             update(world, "a")
         return joining.join(finished=True), made

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.comm.all_reduce import AllReduce
 from mpitrain.comm.ring import RingSetting
 from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.world.agreement import Agreement
+from tests import simulated
 
 
 def agreement(communicator: simulated.SimulatedCommunicator) -> Agreement:

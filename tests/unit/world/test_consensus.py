@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mpitrain.comm.local import LocalCommunicator
-from mpitrain.comm.simulated import run
 from mpitrain.errors import AgreedError, DataError
 from mpitrain.world.consensus import check_equal, run_on_all, run_on_root
+from tests.simulated import run
 
 HOSTS = ("a", "b", "c")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mpitrain.comm.local import LocalCommunicator
-from mpitrain.comm.simulated import run
 from mpitrain.errors import AgreedError, UsageError
 from mpitrain.native import library
 from mpitrain.world.consensus import run_on_all
 from mpitrain.world.engine_choice import WAYS, asked, check
+from tests.simulated import run
 
 
 def test_what_may_be_asked_for() -> None:

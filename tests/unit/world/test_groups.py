@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.errors import MismatchError, RankFinishedError
 from mpitrain.runtime.devices import DevicePlan
 from mpitrain.runtime.threads import ThreadPlan
@@ -13,6 +12,7 @@ from mpitrain.runtime.topology import topology
 from mpitrain.world.end import finish
 from mpitrain.world.groups import group
 from mpitrain.world.world import World, world_of
+from tests import simulated
 
 
 def world(communicator: simulated.SimulatedCommunicator) -> World:

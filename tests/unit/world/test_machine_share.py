@@ -27,6 +27,8 @@ def test_ranks_of_a_host_know_what_each_has() -> None:
 
 def test_ranks_share_the_cores_of_their_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_rules, "available_cores", lambda: frozenset(range(4)))
+    for name in (thread_rules.INTRA_VARIABLE, thread_rules.INTER_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
 
     def rank(world: World) -> int:
         return machine_share.threads(world.communicator, world.topology, None, None).intra

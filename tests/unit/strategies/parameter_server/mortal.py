@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.comm.communicator import Buffer
-from mpitrain.comm.simulated import SimulatedCommunicator
 from mpitrain.errors import RankLostError
+from tests.simulated import SimulatedCommunicator
 
 
 class MortalCommunicator:

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mpitrain.comm import simulated
 from mpitrain.comm.communicator import Communicator
 from mpitrain.faults.options import FaultOptions
 from mpitrain.runtime.devices import DevicePlan
@@ -25,6 +24,7 @@ from mpitrain.training.optimizer import DistributedOptimizer
 from mpitrain.world import start
 from mpitrain.world.end import finish
 from mpitrain.world.world import World, world_of
+from tests import simulated
 from tests.unit.strategies.parameter_server.mortal import MortalCommunicator
 
 SHAPES: list[tuple[int, ...]] = [(6, 3), (3,), (40, 2), ()]

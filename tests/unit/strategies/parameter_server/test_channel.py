@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.comm import simulated
 from mpitrain.errors import CollectiveError, UsageError
 from mpitrain.strategies.parameter_server.channel import Channel
 from mpitrain.strategies.parameter_server.messages import COLUMNS, Answer, Kind, Message, Status, as_text
 from mpitrain.strategies.parameter_server.roles import Roles
+from tests import simulated
 
 ROLES = Roles((0,), (1, 2))
 HOSTS = ["node1", "node2", "node3"]
