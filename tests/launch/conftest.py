@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +27,11 @@ LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "MPI_LOCAL")
 PLACING_PREFIXES = ("PRTE_MCA_rmaps_", "OMPI_MCA_rmaps_")
 TAG = "MPITRAIN_TEST_JOB"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The files whose tests take longest, which begin first; and what is so dear to set up that its tests share it.
+# The files whose tests take longest, which begin first.
 LONGEST = ("scripts", "checkpoint", "several_hosts", "slurm", "doctor", "shrink", "horovodrun", "parameter_servers")
-SHARED = {"plain", "hosts", "cluster"}
+# The id of fixtures that are so dear to set up that the tests of a file share them, as `params=[SHARED]`. By it, in the
+# names of tests, they are kept in one process: what xdist does with its own marks fails with pytest 9.2.
+SHARED = "shared"
 
 
 def pytest_configure() -> None:
@@ -41,12 +45,27 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: tests begin where a process is free, and those that share something in one process."""
+    """The longest first."""
     order = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    for item in items:
-        if SHARED & set(getattr(item, "fixturenames", ())) or item.path.stem == "test_horovodrun":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def together(nodeid: str) -> str:
+    """What a test is kept together with: those of its file that share something, or itself alone."""
+    file, _, name = nodeid.partition("::")
+    return file if SHARED in re.split(r"[][-]", name) else nodeid
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadgroup`: tests begin where a process is free, and those that share something in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Together(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_unconfigure() -> None:
@@ -199,7 +218,7 @@ def mpirun() -> Iterator[Mpirun]:
         job.process.communicate()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[SHARED])
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Three hosts on this machine, of one test file's own."""
     reason = missing()

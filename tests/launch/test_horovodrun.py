@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -11,12 +10,16 @@ import sys
 import numpy as np
 import pytest
 
-from tests.launch.conftest import REPOSITORY
+from tests.launch.conftest import REPOSITORY, SHARED
 
 PROGRAM = REPOSITORY / "tests" / "scripts" / "horovod" / "tutorials.py"
 
 
-@functools.cache
+@pytest.fixture(scope="module", params=[SHARED])
+def one() -> dict[str, list[float]]:
+    return ended_with(1)
+
+
 def ended_with(ranks: int) -> dict[str, list[float]]:
     command = [sys.executable, "-m", "mpitrain.cli.horovodrun", "-np", str(ranks), "python", str(PROGRAM)]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -27,8 +30,8 @@ def ended_with(ranks: int) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.mpich), 3])
-def test_as_many_ranks_as_one(ranks: int) -> None:
-    one, several = ended_with(1), ended_with(ranks)
+def test_as_many_ranks_as_one(one: dict[str, list[float]], ranks: int) -> None:
+    several = ended_with(ranks)
     assert {name: len(numbers) for name, numbers in one.items()} == {
         "keras_fit": 10,
         "tape": 14,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Mpirun
+from tests.launch.conftest import REPOSITORY, SHARED, Mpirun
 
 SCRIPTS = REPOSITORY / "tests" / "scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != "everything")
@@ -43,7 +43,7 @@ def results(output: str) -> Results:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[SHARED])
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Of plain Python."""
     directory = tmp_path_factory.mktemp("plain")

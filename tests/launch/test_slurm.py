@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Finished, Job, Mpirun
+from tests.launch.conftest import REPOSITORY, SHARED, Finished, Job, Mpirun
 from tests.launch.hosts import Hosts, missing, several
 from tests.launch.recovery_program import RECOVERY_PROGRAM, each_once, in_order, samples_taken
 
@@ -43,7 +43,7 @@ MUNGE = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[SHARED])
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     absent = [program for program in SLURM if shutil.which(program) is None]
     reason = f"Slurm is not installed: {', '.join(absent)} (slurm-wlm, munge)" if absent else missing()
