@@ -47,7 +47,7 @@ def compiled(directory: Path, files: Sequence[Path], *flags: str) -> Path:
 
 
 def test_nothing_goes_wrong_whatever_is_answered(tmp_path: Path) -> None:
-    """Random plans on 1 to 4 ranks; failures of each call, other tensors and frames, threads, values that are not finite."""
+    """Random plans on 1 to 4 ranks; failures of each call, other tensors and frames, threads, what is not finite."""
     files = [*SOURCES.glob("*.c"), *HERE.glob("*.c")]
     driver = compiled(tmp_path, files, *FLAGS, *SANITIZERS, "-Werror", *WRAPPED)
     finished = subprocess.run([driver, str(CASES)], capture_output=True, text=True, timeout=1200, check=False)
