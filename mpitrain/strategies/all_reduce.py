@@ -95,6 +95,15 @@ class AllReduce(Strategy):
         if self.world.size > 1 and own:
             self._plan(own, kept, update)
 
+    def xla_obstacles(self) -> Sequence[str | None]:
+        from mpitrain.collectives.registry import engine_of
+
+        if self._not_in_xla is None:
+            self.world.agreement.call("whether XLA can compile the exchange")
+            own = engine_of(self.world).capabilities.not_in_xla
+            self._not_in_xla = self.world.communicator.all_gather_obj(own)
+        return self._not_in_xla
+
     def _for_xla(self, gradients: Sequence[Any], variables: Sequence[Any], update: Update) -> list[Any]:
         """Collective, once: gradients as a program of XLA can exchange them: dense.
 
@@ -105,14 +114,9 @@ class AllReduce(Strategy):
 
         from mpitrain.collectives.conversion import refuse_compiled
         from mpitrain.collectives.native_session import NUMBERS
-        from mpitrain.collectives.registry import engine_of
         from mpitrain.strategies.replicas import has_value
 
-        if self._not_in_xla is None:
-            self.world.agreement.call("whether XLA can compile the exchange")
-            own = engine_of(self.world).capabilities.not_in_xla
-            self._not_in_xla = self.world.communicator.all_gather_obj(own)
-        for rank, reason in enumerate(self._not_in_xla):
+        for rank, reason in enumerate(self.xla_obstacles()):
             if reason is not None:
                 refuse_compiled(f"on rank {self.world.agreement.number(rank)} {reason}")
         if update.half or not {gradient.dtype.name for gradient in gradients} <= set(NUMBERS):

@@ -160,6 +160,10 @@ class Strategy(Exchange, Policy):
         """What ranks said in the header of the latest update, if there was one that all made together."""
         return None
 
+    def xla_obstacles(self) -> Sequence[str | None]:
+        """Collective, once: why ranks cannot exchange in what XLA compiles; None for one that can; () if unknown."""
+        return ()
+
     def join(self, collectives: bool = False) -> int:
         """Collective: wait until all ranks are here, and take part in the updates of those that still have data.
 

@@ -57,6 +57,7 @@ def prepare(config: TrainConfig, world: World) -> TrainingJob:
         checkpoints=_checkpoints(config, source),
         verify_replicas=config.verify_replicas,
         sync_batch_norm=config.exchange.sync_batch_norm,
+        jit=config.jit,  # type: ignore[arg-type]
         world=world,
     )
     return TrainingJob(source, model, optimizer, trainer)

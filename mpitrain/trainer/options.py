@@ -37,6 +37,12 @@ class TrainConfig:
     lr_decay: str = option("none", "lower the learning rate to nearly 0 over the epochs", choices=("none", "cosine"))
     exchange: StrategyOptions = room(StrategyOptions)
     precision: str = option("float32", "of the computation", choices=("float32", "mixed_bfloat16", "mixed_float16"))
+    jit: str = option(
+        "keras",
+        "compile training steps with XLA: as Keras decides, or always, never, or if that is found to be faster",
+        choices=("keras", "on", "off", "auto"),
+        needs=(("strategy", ("all-reduce",)),),
+    )
     seed: int = option(0, "seed of weights, shuffling and held-out samples", least=0, below=2**32)
     validation_split: float = option(0.1, "fraction of the training samples held out", least=0, below=1)
     output: str = option("mpitrain-output", "directory for model and summary", metavar="DIR", incidental=True)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -35,6 +35,7 @@ from mpitrain.trainer.reporting import Report
 from mpitrain.trainer.run_callbacks import RunCallbacks
 from mpitrain.trainer.shrinkable_run import COUNTING, EVALUATION, SAVING, TIMES, TRAINING, LostRanks, ShrinkableRun
 from mpitrain.training.callbacks import DataParallel
+from mpitrain.training.jit_choice import JitChoice
 from mpitrain.world.consensus import run_on_all, run_on_root
 from mpitrain.world.start import current_world
 from mpitrain.world.world import World
@@ -73,6 +74,9 @@ class Summary:
         return self.samples / self.times.total
 
 
+Jit = Literal["keras", "on", "off", "auto"]
+
+
 class Trainer:
     """Compiles a model for a source of data, trains it on all ranks, evaluates and saves it.
 
@@ -88,6 +92,8 @@ class Trainer:
             `callbacks.CheckpointOptions`; nowhere by default.
         verify_replicas: see `callbacks.DataParallel`.
         sync_batch_norm: likewise.
+        jit: whether XLA compiles training steps: `keras` (as Keras decides), `on`, `off`, or `auto` (if the first
+            steps show that it is faster).
         progress: show progress on rank 0.
         world: the job; the current one by default.
 
@@ -112,6 +118,7 @@ class Trainer:
         checkpoints: CheckpointOptions | Path | str | None = None,
         verify_replicas: int = 1,
         sync_batch_norm: bool = False,
+        jit: Jit = "keras",
         progress: bool = True,
         world: World | None = None,
     ) -> None:
@@ -122,6 +129,7 @@ class Trainer:
         self._callbacks = list(callbacks)
         self._checkpoints = CheckpointOptions(Path(checkpoints)) if isinstance(checkpoints, str | Path) else checkpoints
         self._verify_replicas, self._sync_batch_norm, self._progress = verify_replicas, sync_batch_norm, progress
+        self._jit = jit
 
     @property
     def keeps_compiled(self) -> bool:
@@ -143,6 +151,8 @@ class Trainer:
         source = source if isinstance(source, DataSource) else load_data(source, world=world)
         run = ShrinkableRun(world, self.model, source, self._batch_size, self._callbacks)
         run_on_all(world.communicator, world.hosts, lambda: self._compile(source, run))
+        if self._jit != "keras":
+            self.model.jit_compile = self._jit == "on"
         parallel = DataParallel(self._verify_replicas, world=world, sync_batch_norm=self._sync_batch_norm)
         checkpoint = None if self._checkpoints is None else self._checkpoint(source, self._checkpoints)
         begin = Position() if checkpoint is None else checkpoint.position
@@ -196,6 +206,7 @@ class Trainer:
         report = Report(strategy, display, self._batch_size, _cardinality(source.train), source.train_count)
         # The first makes the numbers those of all ranks, which the others then see.
         callbacks = [parallel, report, *self._callbacks, keras.callbacks.LambdaCallback(on_epoch_begin=run.count)]
+        callbacks += [JitChoice(world)] if self._jit == "auto" else []
         callbacks += [] if checkpoint is None else [checkpoint]
         steps = -(-_cardinality(source.train) // self._batch_size)
         every = RunCallbacks(callbacks, self.model, self._epochs, steps, world.activity, begin)

@@ -70,6 +70,14 @@ class ModelHook:
                 step = self._own_train_step
                 self._train_step = compiled_train_step(step, optimizer_hook, lambda: model.weights)
 
+    def compile(self, compiled: bool) -> None:
+        """Local: from the next step on XLA compiles the training step, or does not; all ranks say so after one step."""
+        synchronized, self._train_step = self.synchronized, self._own_train_step
+        self._model.jit_compile = compiled
+        self._prepare()
+        self.synchronized = synchronized  # the variables are what they were
+        self._model.make_train_function(force=True)
+
     def share(self, loss_is: LossIs | None, sync_batch_norm: bool) -> None:
         """Local: see `Shares`; what was traced otherwise is traced again."""
         shares = self.shares
@@ -230,6 +238,15 @@ def test_on_whole_batch(model: Any, test: Callable[..., Any], arguments: dict[st
     if logs.keys() == results.keys():
         logs = results
     return logs if arguments.get("return_dict") else keras_private.numbers_in_order(model, logs)
+
+
+def compile_step(model: Any, compiled: bool) -> None:
+    """Local: see `ModelHook.compile`; also of a model that one rank trains."""
+    if ATTRIBUTE in model.__dict__:
+        hook_in(model).compile(compiled)
+    else:
+        model.jit_compile = compiled
+        model.make_train_function(force=True)
 
 
 def hook_in(model: Any) -> ModelHook:

@@ -54,6 +54,7 @@ NEEDING = {
     "resume": ("auto", DIR, [""]),
     "grace": ("30", DIR, [""]),
     "sync_batch_norm": (True, "", [PS]),
+    "jit": ("auto", "", [PS]),
     "gpu_memory": ("growth", "", ["--device cpu"]),
     "share_gpus": (True, "", ["--device cpu"]),
     "visible_devices": ("0", "--device gpu", ["--device cpu"]),

@@ -164,3 +164,17 @@ def test_cosine_decay_falls_from_the_rate_to_nearly_nothing(rate: float, epochs:
     assert rates == sorted(rates, reverse=True)
     assert schedule(epochs / 2) == pytest.approx(rate / 2)
     assert rates[-1] <= rate * math.sin(math.pi / 2 / epochs) ** 2 * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(("jit", "expected"), [("keras", False), ("on", True), ("off", False), ("auto", False)])
+def test_whether_steps_are_compiled(jit: Any, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+
+    def fit(model: Any, *args: Any, callbacks: Any, **options: Any) -> SimpleNamespace:
+        used.extend([model.jit_compile, [type(one).__name__ for one in callbacks.callbacks]])
+        return SimpleNamespace(history={"loss": [0.5]})
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
+    run(1, lambda world: trained(world, (X[:20], Y[:20]), jit=jit))
+    assert used[0] is expected
+    assert ("JitChoice" in used[1]) == (jit == "auto")
