@@ -28,7 +28,8 @@ class Joining:
     """The ways in which this rank can take part.
 
     Args:
-        begin: local, called before an update of the others is made here.
+        begin: local, called before an update of the others is made here, with what its header said: it is exchanged
+            already, so the update that follows has none.
     """
 
     def __init__(self, world: World, begin: Way = lambda agreed: None) -> None:

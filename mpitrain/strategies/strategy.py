@@ -113,8 +113,9 @@ class Strategy(Exchange, Policy):
     - counts in `statistics.updates`, `statistics.samples_global` and `world.activity.updates`, when the update runs;
 
     and, where all ranks make each update together, `agreed` and `join`: what their header said, and how a rank that has
-    run out of data makes the updates of the others with nothing (`joining`, with which each kind of update is
-    registered). What else has a body is right for such ranks. Where to begin, for example:
+    run out of data makes the updates of the others with nothing. For that `joining` is one of its own, whose `begin`
+    takes the header; each kind of update is registered there before it is first made. What else has a body is right for
+    such ranks. Where to begin, for example:
 
     - parameters averaged every H steps: `update` calls `update.apply` at once and counts in `update.state`; every H
       steps it hands the variables to an `AllReduce` of its own; `in_step` and `lockstep` are False,

@@ -59,7 +59,7 @@ def test_an_error_of_ranks_is_the_same_in_a_graph() -> None:
     def host(value: Any) -> list[Any]:
         if value > 1:
             raise CollectiveError("ranks 0 and 1 differ, ä")
-        return [value + 1, np.float64(0.5)]
+        return [np.int32(value + 1), np.float64(0.5)]
 
     @tf.function
     def graph(value: Any) -> Any:
