@@ -322,14 +322,6 @@ def test_what_would_be_wrong_is_refused(mpirun: Mpirun, tmp_path: Path, content:
     assert "Traceback" not in finished.output
 
 
-def test_a_dry_run_of_a_loop_tells_of_it(mpirun: Mpirun, tmp_path: Path) -> None:
-    options = ["-m", "mpitrain", "--dry-run", "--output", str(tmp_path / "logs")]
-    finished = mpirun(2, [*options, str(SCRIPTS / "custom_loop.py")], env=QUIET)
-    assert finished.returncode == 0, finished.output
-    assert "RESULT" not in finished.stdout
-    assert re.search(r"^data +a loop of its own: every rank computes whole batches", finished.stdout, re.MULTILINE)
-
-
 HOROVOD = """
 import horovod.tensorflow as hvd
 import horovod.keras.callbacks, horovod.tensorflow.keras as other
