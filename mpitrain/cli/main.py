@@ -162,6 +162,10 @@ def _unknown(
     """What is wrong with arguments that a command does not know."""
     if unknown[0] in others:
         return f"{unknown[0]} stands before {own[0]}, which is for the ranks"
+    if name == "train" and unknown[0][:1] != "-" and Path(unknown[0]).exists():
+        return (
+            f"{unknown[0]} is no script, whose name ends in .py; a module or package is run with -m, data with --data"
+        )
     words = COMMANDS if name == "train" and own[:1] == unknown[:1] else ()
     near = difflib.get_close_matches(unknown[0].partition("=")[0], [*flags, *others, *words], 1, LIKENESS)
     hint = f" (did you mean {near[0]}?)" if near else ""

@@ -51,6 +51,7 @@ OPTIONS = {
     "--divide-loops --epochs 3 x.py": "--epochs is an option of the training that mpitrain has built in, and does not",
     "--divide-lops x.py": f"unrecognized arguments: --divide-lops (did you mean --divide-loops?){SEE} --help",
     "--as-horovod -np 2 x.py": f"unrecognized arguments: -np{SEE} --help",
+    "{dir}/binary": "is no script, whose name ends in .py; a module or package is run with -m, data with --data",
     "x x.py": f"unrecognized arguments: x x.py{SEE} --help",
     "--epochs": f"argument --epochs: expected one argument{SEE} --help",
     "--epochs x": "--epochs is 'x': give a whole number",
