@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mpitrain.bench.busy import busy_python
 from mpitrain.bench.interleave import block, interleave, on_root
 from mpitrain.bench.report import Row, median, ratio
 from mpitrain.bench.workload import Workload, optimizer, train_step, workload
@@ -26,6 +28,7 @@ class Timing:
 
     repeat: int  # rounds; in each, every mode has one block of steps
     block_seconds: float = BLOCK_SECONDS  # about how long a block is
+    busy_python: bool = False  # beside a thread that runs Python all the time
 
 
 def measure(
@@ -74,7 +77,8 @@ def _case(world: World, name: str, batch_size: int, timing: Timing, peers: Mappi
     }
     for peer, step in others.items():
         turns[f"{peer}_seconds"] = partial(on_all, step)
-    raw = interleave(turns, timing.repeat)
+    with busy_python() if timing.busy_python else contextlib.nullcontext():
+        raw = interleave(turns, timing.repeat)
     raw |= {key: tuple(values) for key, values in spent.items()}
     case: dict[str, str | int] = {"model": name, "parameters": load.model.count_params(), "batch": batch_size}
     return Row(case, raw, _figures(raw, list(others)))

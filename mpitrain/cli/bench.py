@@ -40,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     blocks.add_argument(
         "--block-seconds", type=_positive(float), default=step.BLOCK_SECONDS, metavar="S", help="length of a turn"
     )
+    blocks.add_argument("--busy-python", action="store_true", help="beside a thread that runs Python all the time")
     here = Parser(add_help=False)
     here.add_options(rank_options.OPTIONS)
     network = Parser(add_help=False)
@@ -156,7 +157,7 @@ def _in_this_job(world: World, arguments: argparse.Namespace) -> Iterator[Row]:
     if name == "ordering":
         load = ordering.Load.of(arguments.mebibytes, arguments.tensors, arguments.work_seconds, arguments.rate)
         return ordering.measure(world, load, arguments.windows, arguments.repeat, **_network(arguments))
-    timing = step.Timing(arguments.repeat, arguments.block_seconds)
+    timing = step.Timing(arguments.repeat, arguments.block_seconds, arguments.busy_python)
     others = peers.start(world, peers.available()) if name == "peers" else {}
     return step.measure(world, arguments.models, arguments.batch_size, timing, others)
 
