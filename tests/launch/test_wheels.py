@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import REPOSITORY, Mpirun
+from tests.launch.conftest import REPOSITORY, SHARED, Mpirun
 
 PROGRAM = """
 import mpitrain
@@ -24,7 +24,7 @@ if world.is_root:
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[SHARED])
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory with what `scripts/wheels` makes."""
     path = tmp_path_factory.mktemp("dist")

@@ -14,10 +14,10 @@ def test_a_thread_runs_python_and_ends() -> None:
     with busy_python():
         (thread,) = set(threading.enumerate()) - before
         assert thread.native_id is not None
-        seen = set()
+        seen: set[int | None] = set()
         while len(seen) < 2:  # it goes from one call to the next
             frame = sys._current_frames().get(thread.ident or 0)
-            seen.add(frame and frame.f_lasti)
+            seen.add(None if frame is None else frame.f_lasti)
         while os.getpriority(os.PRIO_PROCESS, thread.native_id) != 19:
             pass
     assert not thread.is_alive()
