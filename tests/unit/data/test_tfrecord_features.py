@@ -60,6 +60,7 @@ def test_a_sample_is_float32_and_grey_images_have_a_channel() -> None:
         (record(x=[], y=[3]), "has int in feature 'x'"),
         (GOOD, "cannot be parsed"),  # it can, so it is not asked for
     ],
+    ids=lambda one: "a record" if isinstance(one, bytes) else str(one),
 )
 def test_what_is_wrong_with_a_later_record(content: bytes, told: str) -> None:
     assert told in misfit(content, SPEC)
@@ -79,6 +80,7 @@ def test_raw_bytes_of_another_length_are_told() -> None:
         (GOOD, '{"x": {"shape": [3]}}', "has 2 values, which do not make shape [3]"),
         (record(x=b"abcd", y=[1]), None, "holds 4 bytes that are no"),
     ],
+    ids=lambda one: "a record" if isinstance(one, bytes) else str(one),
 )
 def test_what_cannot_be_told_is_asked_for(content: bytes, given: str | None, told: str) -> None:
     with pytest.raises(DataError) as caught:
