@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.faults.activity import Activity
+from mpitrain.faults.job_end import JobEnd
 from mpitrain.faults.options import FaultOptions
 from mpitrain.faults.processes import Process
 from mpitrain.faults.roster import Roster, Seat
@@ -147,9 +148,11 @@ def test_the_end_of_a_good_job_is_silent(ranks: Ranks) -> None:
     assert not ranks.report.exists()
 
 
-def test_one_rank_tells_why_all_are_being_ended() -> None:
+def test_one_rank_tells_why_all_are_being_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher ends ranks 0 and 2 since rank 1 was killed: both know why, and rank 0 tells it."""
     told: list[str] = []
+    ended: list[int] = []
+    monkeypatch.setattr(JobEnd, "end_job", lambda job, code, silent: ended.append(code))  # else of this process, too
     processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     pids = [processes[0].pid, processes[1].pid, os.getpid()]
     started = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) for pid in pids]
@@ -168,4 +171,4 @@ def test_one_rank_tells_why_all_are_being_ended() -> None:
         for process in processes:
             process.kill()
             process.wait()
-    assert len(told) == 1
+    assert len(told) == len(ended) == 1
