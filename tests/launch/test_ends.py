@@ -74,7 +74,7 @@ def test_the_code_is_that_of_the_rank_which_is_named(
 
 def test_a_rank_that_never_comes_is_told_and_ends_the_job(mpirun: Mpirun) -> None:
     finished, seconds = run(mpirun, 3, "os._exit", "1", "before", MPITRAIN_STALL_WARNING="2", MPITRAIN_STALL_ABORT="4")
-    assert finished.returncode == 75, finished.output
+    assert finished.returncode in {75} | killed(mpirun, "os._exit"), finished.output
     assert 3 < seconds < 15, finished.output
     told = re.findall(r"^mpitrain: rank [02] on \S+ has waited ([24]) s for the others", finished.stderr, re.MULTILINE)
     assert told in (["2", "4"], ["2", "4", "4"]), (
