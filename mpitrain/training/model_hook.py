@@ -226,14 +226,15 @@ def test_on_whole_batch(model: Any, test: Callable[..., Any], arguments: dict[st
         world: the job.
     """
     hook = ModelHook.of(model, strategy_of(world))
-    before = {variable.path: variable.numpy() for metric in model.metrics for variable in metric.variables}
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    before = {id(variable): variable.numpy() for variable in variables}  # two of one path may be of two metrics
     logs = test(model, **{**arguments, "return_dict": True})
     for metric in model.metrics if not world.is_root else ():
-        if not {variable.path for variable in metric.variables} <= before.keys():
+        if not set(map(id, metric.variables)) <= before.keys():
             metric.reset_state()  # made by this call
             continue
         for variable in metric.variables:
-            variable.assign(before[variable.path])
+            variable.assign(before[id(variable)])
     results = hook.global_result()
     if logs.keys() == results.keys():
         logs = results

@@ -214,9 +214,8 @@ class Hook:
         # constants alone is still counted.
         with tf.control_dependencies([first.values if isinstance(first, tf.IndexedSlices) else first]):
             self.accumulated_samples.assign_add(samples)
-        factor = (
-            tf.cast(samples > 0, samples.dtype) if are_added_up() else samples
-        )  # of none there may be terms of weights
+        # Where they are added up, one of no samples may still have terms of weights, which do not count.
+        factor = tf.cast(samples > 0, samples.dtype) if are_added_up() else samples
         return [None if g is None else tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
 
     def _clip_mean(self, grads: Sequence[Any]) -> list[Any]:
